@@ -1,0 +1,64 @@
+"""matinee: train large video models fast, on the machine you have.
+
+    pack = matinee.Pack("my.pack")                       # a dataset on disk
+    with matinee.ClipLoader(pack, split="train", batch_size=8) as loader:
+        for batch in loader:                             # batch.video: float32 [B, 3, T, H, W]
+            ...
+    result = matinee.train(matinee.recipes.tsm(data="my.pack", out="runs/a"))
+
+Names are imported on first use, so that `import matinee` costs nothing and a worker process that
+only decodes never loads torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from matinee import recipes as recipes
+    from matinee.data.clips import ClipSpec as ClipSpec
+    from matinee.data.loader import Batch as Batch
+    from matinee.data.loader import ClipLoader as ClipLoader
+    from matinee.evaluate.predict import predict as predict
+    from matinee.evaluate.run import evaluate as evaluate
+    from matinee.pack.index import index_videos as index_videos
+    from matinee.pack.reader import Pack as Pack
+    from matinee.pack.writer import write_pack as write_pack
+    from matinee.train.loop import train as train
+
+_LAZY = {
+    "Batch": "matinee.data.loader",
+    "ClipLoader": "matinee.data.loader",
+    "ClipSpec": "matinee.data.clips",
+    "Pack": "matinee.pack.reader",
+    "evaluate": "matinee.evaluate.run",
+    "index_videos": "matinee.pack.index",
+    "predict": "matinee.evaluate.predict",
+    "recipes": "",
+    "train": "matinee.train.loop",
+    "write_pack": "matinee.pack.writer",
+}
+
+__all__ = [
+    "Batch",
+    "ClipLoader",
+    "ClipSpec",
+    "Pack",
+    "evaluate",
+    "index_videos",
+    "predict",
+    "recipes",
+    "train",
+    "write_pack",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'matinee' has no attribute {name!r}")
+    if not _LAZY[name]:
+        return importlib.import_module(f"matinee.{name}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

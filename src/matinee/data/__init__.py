@@ -1,0 +1,1 @@
+"""From a pack to batches on the device: clip plans, order, loader, device transform."""

@@ -1,0 +1,195 @@
+"""Clip plans: everything about a clip that is decided before any byte is read.
+
+A plan is a pure function of the sample, the spec and a random generator, so it can be printed,
+compared and tested, and is the same whoever decodes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from matinee.data.crops import center_box, multi_scale_box, random_resized_box
+from matinee.data.sampling import Short, dense, uniform_segments
+from matinee.errors import ConfigError
+from matinee.media.decode import Box
+from matinee.pack.reader import SampleInfo
+
+
+@dataclass(frozen=True)
+class ClipSpec:
+    """What a clip looks like, and how training varies it."""
+
+    frames: int = 8
+    """T, frames of a clip."""
+    sampling: Literal["uniform", "dense"] = "uniform"
+    """uniform: one frame from each of T equal segments (TSN); dense: T frames, `stride` apart."""
+    stride: int = 4
+    """Frames between two frames of a dense clip; pack with the same stride for fast decoding."""
+    size: int = 112
+    """Height and width of the clip in pixels; even."""
+    crop: Literal["random-resized", "multi-scale", "center"] = "random-resized"
+    """How training crops; evaluation always takes the centre (or several views)."""
+    scale: tuple[float, float] = (0.4, 1.0)
+    """Area of a random-resized crop, as parts of the picture."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Aspect (width/height) of a random-resized crop."""
+    center_scale: float = 0.875
+    """Side of the centre crop in evaluation, as part of the short side (224 of 256)."""
+    flip: Literal["none", "horizontal"] = "none"
+    """horizontal: mirror half of the training clips. Off by default: labels may have a direction."""
+    flip_swap: tuple[str, ...] = ()
+    """Classes that turn into each other when mirrored, as `left=right`; needs flip horizontal."""
+    brightness: float = 0.0
+    """Training multiplies RGB by a factor from [1 - b, 1 + b], one for the whole clip."""
+    contrast: float = 0.0
+    """Training scales the distance from mid-grey by a factor from [1 - c, 1 + c]."""
+    saturation: float = 0.0
+    """Training scales the distance from grey of equal luma by a factor from [1 - s, 1 + s]."""
+    grayscale: float = 0.0
+    """Probability that a training clip loses all colour."""
+    short: Short = "loop"
+    """A sample shorter than a dense clip: start over, hold the last frame, or refuse."""
+    align: bool = True
+    """Start dense clips at multiples of `stride`, where a layered pack decodes fastest."""
+
+    def __post_init__(self) -> None:
+        checks = [
+            (self.frames >= 1, f"--clip.frames {self.frames}: a clip needs at least 1 frame"),
+            (self.stride >= 1, f"--clip.stride {self.stride}: at least 1"),
+            (
+                self.size >= 16 and self.size % 2 == 0,
+                f"--clip.size {self.size}: an even number of 16 or more pixels",
+            ),
+            (
+                0 < self.scale[0] <= self.scale[1] <= 1,
+                f"--clip.scale {self.scale}: needs 0 < smallest <= largest <= 1",
+            ),
+            (
+                0 < self.ratio[0] <= self.ratio[1],
+                f"--clip.ratio {self.ratio}: needs 0 < smallest <= largest",
+            ),
+            (0 < self.center_scale <= 1, f"--clip.center-scale {self.center_scale}: in (0, 1]"),
+            (
+                not self.flip_swap or self.flip == "horizontal",
+                "--clip.flip-swap has no effect without --clip.flip horizontal",
+            ),
+            *(
+                (0 <= value <= 1, f"--clip.{name} {value}: between 0 and 1")
+                for name, value in (
+                    ("brightness", self.brightness),
+                    ("contrast", self.contrast),
+                    ("saturation", self.saturation),
+                    ("grayscale", self.grayscale),
+                )
+            ),
+        ]
+        for holds, message in checks:
+            if not holds:
+                raise ConfigError(message)
+
+    def swaps(self, classes: tuple[str, ...]) -> dict[int, int]:
+        """Class index → class index when mirrored.
+
+        Raises:
+            ConfigError: a pair that is not `a=b`, or an unknown label.
+        """
+        table: dict[int, int] = {}
+        for pair in self.flip_swap:
+            names = pair.split("=")
+            if len(names) != 2:
+                raise ConfigError(f"--clip.flip-swap {pair!r}: expected left=right")
+            for name in names:
+                if name not in classes:
+                    raise ConfigError(
+                        f"--clip.flip-swap {pair!r}: unknown label {name!r}; "
+                        f"the labels are {', '.join(classes[:10])}"
+                    )
+            a, b = classes.index(names[0]), classes.index(names[1])
+            table[a], table[b] = b, a
+        return table
+
+
+@dataclass(frozen=True)
+class ClipPlan:
+    """One clip: which frames, which crop, mirrored or not, which colours.
+
+    `frames` are numbers within the video; `color` holds the factors (brightness, contrast,
+    saturation).
+    """
+
+    sample: str
+    video: str
+    frames: tuple[int, ...]
+    box: Box
+    flip: bool = False
+    color: tuple[float, float, float] = (1.0, 1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class View:
+    """One of several looks at a sample in evaluation: `temporal` of `of_temporal`, and so on."""
+
+    temporal: int = 0
+    of_temporal: int = 1
+    spatial: int = 0
+    of_spatial: int = 1
+
+
+def plan_training_clip(info: SampleInfo, spec: ClipSpec, rng: np.random.Generator) -> ClipPlan:
+    """A random clip of a sample.
+
+    Raises:
+        ConfigError: the sample is too short and `spec.short` is "refuse".
+    """
+    if spec.sampling == "uniform":
+        frames = uniform_segments(info.num_frames, spec.frames, rng=rng)
+    else:
+        frames = dense(
+            info.num_frames, spec.frames, spec.stride, rng=rng, short=spec.short,
+            align=info.first_frame if spec.align else -1,
+        )  # fmt: skip
+    picture = (info.width, info.height)
+    if spec.crop == "random-resized":
+        box = random_resized_box(picture, rng, spec.scale, spec.ratio)
+    elif spec.crop == "multi-scale":
+        box = multi_scale_box(picture, rng)
+    else:
+        box = center_box(picture, spec.center_scale)
+    flip = bool(rng.random() < 0.5) and spec.flip == "horizontal"
+    draw = rng.uniform(-1, 1, 3)
+    gray = bool(rng.random() < spec.grayscale)
+    color = (
+        1 + spec.brightness * float(draw[0]),
+        1 + spec.contrast * float(draw[1]),
+        0.0 if gray else 1 + spec.saturation * float(draw[2]),
+    )
+    return ClipPlan(
+        info.id, info.video, tuple((frames + info.first_frame).tolist()), box, flip, color
+    )
+
+
+def plan_evaluation_clip(info: SampleInfo, spec: ClipSpec, view: View) -> ClipPlan:
+    """The clip of one view: temporal views spread evenly, spatial ones along the long side.
+
+    One spatial view is the centre crop of `spec.center_scale`; several are squares of the full
+    short side, as in Non-local Networks, arXiv 1711.07971, §4.
+    """
+    if spec.sampling == "uniform":
+        phase = (view.temporal + 0.5) / view.of_temporal
+        frames = uniform_segments(info.num_frames, spec.frames, phase=phase)
+    else:
+        last = view.of_temporal - 1
+        frames = dense(
+            info.num_frames, spec.frames, spec.stride, short=spec.short,
+            position=view.temporal / last if last else 0.5,
+            align=info.first_frame if spec.align else -1,
+        )  # fmt: skip
+    picture = (info.width, info.height)
+    if view.of_spatial == 1:
+        box = center_box(picture, spec.center_scale)
+    else:
+        box = center_box(picture, 1.0, place=view.spatial / (view.of_spatial - 1))
+    return ClipPlan(info.id, info.video, tuple((frames + info.first_frame).tolist()), box)

@@ -1,0 +1,356 @@
+"""`ClipLoader`: batches of clips on the device, in an order that depends on the seed alone.
+
+# Note [Exact data]
+What a clip is (frames, crop, flip, colours) follows from (seed, epoch, sample); which clips make a
+batch follows from (seed, epoch). Workers hold no state. So the number and kind of workers changes
+nothing, and the position (epoch, batches taken) is all there is to save.
+
+Everything the main process does (plan, submit, collect) happens inside `__next__`; there is no
+helper thread that a busy training loop could starve. Workers decode ahead by `prefetch` batches.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from matinee.data.backends import Backend, Processes, Threads
+from matinee.data.clips import ClipPlan, ClipSpec, View, plan_evaluation_clip, plan_training_clip
+from matinee.data.decode_job import ClipJob
+from matinee.data.device import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    after,
+    color_change,
+    to_video,
+    ycbcr_to_rgb,
+)
+from matinee.data.order import batches_per_epoch, epoch_order
+from matinee.data.random import generator
+from matinee.errors import ClipError, ConfigError
+from matinee.media.decode import frame_bytes
+from matinee.pack.reader import Pack
+
+log = logging.getLogger("matinee.data")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch on the device. `B` is the batch size; the last batch of an evaluation is shorter.
+
+    video: float32 [B, 3, T, H, W], normalised RGB. target: int64 [B], class index, -1 without
+    label. valid: bool [B], False where a clip could not be read (`on_error="mask"`). index: int64
+    [B] on the CPU, row of the sample in the pack. samples: ids.
+    """
+
+    video: Tensor
+    target: Tensor
+    valid: Tensor
+    index: Tensor
+    samples: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+
+@dataclass
+class _Flight:
+    """A batch being decoded."""
+
+    slot: int
+    items: NDArray[np.int64]
+    plans: list[ClipPlan]
+    targets: list[int]
+    codecs: list[int]
+    files: list[str]
+    left: int
+    failures: dict[int, str] = field(default_factory=dict)
+
+
+class ClipLoader:
+    """Iterate over batches of clips of a pack.
+
+    `for batch in loader` goes to the end of the current epoch; the next `for` is the next epoch. A
+    loop that was left early continues where it stopped. Use as a context manager, or `close()`.
+
+    Args:
+        pack: an open pack.
+        split: which samples, as `Pack.select` takes it: "train", "person=0,1", None for all.
+        clip: frames, size, crop and augmentation.
+        batch_size: clips a batch.
+        views: None for training (random clips, shuffled, incomplete last batch dropped); (temporal,
+            spatial) for evaluation: every view of every sample once, in order, nothing dropped.
+        repeats: different clips of each sample in one training epoch.
+        seed: of order and augmentation.
+        classes: label order of `target`; the pack's own when None.
+        workers: decoders; all usable cores but at most 16 when None.
+        mode: "processes" (default; a training loop cannot slow them) or "threads" (simple).
+        device: where batches arrive.
+        on_error: "raise" (default) stops at a clip that cannot be read; "mask" marks it invalid,
+            counts and logs it. Never is another clip put in its place.
+        prefetch: batches decoded ahead.
+
+    Raises:
+        ConfigError: an empty selection, fewer clips than a batch, a label not in `classes`.
+        ClipError: while iterating: a clip cannot be read, with sample, file and reason.
+        WorkerDied: while iterating: a worker was killed.
+    """
+
+    def __init__(
+        self,
+        pack: Pack,
+        *,
+        split: str | None = None,
+        clip: ClipSpec | None = None,
+        batch_size: int = 8,
+        views: tuple[int, int] | None = None,
+        repeats: int = 1,
+        seed: int = 0,
+        classes: tuple[str, ...] | None = None,
+        workers: int | None = None,
+        mode: Literal["processes", "threads"] = "processes",
+        device: str | torch.device = "cpu",
+        on_error: Literal["raise", "mask"] = "raise",
+        prefetch: int = 2,
+        mean: tuple[float, float, float] = IMAGENET_MEAN,
+        std: tuple[float, float, float] = IMAGENET_STD,
+    ) -> None:
+        self.pack, self.clip, self.views = pack, clip or ClipSpec(), views
+        self.classes = classes or pack.classes
+        self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
+        self.mode, self.on_error = mode, on_error
+        self.workers = workers or default_workers()
+        self._mean, self._std = mean, std
+        self._samples = pack.select(split)
+        per_sample = repeats if views is None else views[0] * views[1]
+        for name, value in (("batch size", batch_size), ("repeats", repeats), ("views", per_sample),
+                            ("workers", self.workers), ("prefetch", prefetch)):  # fmt: skip
+            if value < 1:
+                raise ConfigError(f"{name} {value}: at least 1")
+        if mode not in ("processes", "threads"):
+            raise ConfigError(f"mode {mode!r}: processes or threads")
+        if on_error not in ("raise", "mask"):
+            raise ConfigError(f"on_error {on_error!r}: raise or mask")
+        self._per_sample = per_sample
+        self.num_items = len(self._samples) * per_sample
+        if views is None and self.num_items < batch_size:
+            raise ConfigError(
+                f"split {split!r} gives {self.num_items} clips an epoch, fewer than one batch of "
+                f"{batch_size}: use a smaller batch or more repeats"
+            )
+        self._targets = self._label_indices()
+        self._swaps = self.clip.swaps(self.classes)
+        self._prefetch = prefetch
+        self._backend: Backend | None = None
+        self._flights: deque[_Flight] = deque()
+        self._free: list[int] = []
+        self._numbers: dict[int, tuple[_Flight, int]] = {}  # job number → (batch, row)
+        self._next_number = 0
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self.epoch = 0
+        self.position = 0  # batches of this epoch that were handed out
+        self._planned = (0, 0)  # (epoch, batch) to be planned next
+        self.failed: list[ClipError] = []  # clips masked so far
+
+    def _label_indices(self) -> NDArray[np.int64]:
+        labels = self.pack.samples.column("label").to_pylist()
+        table = {name: i for i, name in enumerate(self.classes)}
+        unknown = sorted({labels[i] for i in self._samples if labels[i] is not None} - set(table))
+        if unknown:
+            raise ConfigError(
+                f"{self.pack.path} has labels that are not among the {len(table)} known classes: "
+                f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}"
+            )
+        indices = [-1 if label is None else table.get(label, -1) for label in labels]
+        return np.array(indices, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return batches_per_epoch(
+            self.num_items, self.batch_size, drop_last=self.views is None
+        )
+
+    def state_dict(self) -> dict[str, int]:
+        """The position: of the batches handed out, not of those decoded ahead."""
+        return {"epoch": self.epoch, "position": self.position, "seed": self.seed}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a saved position. Costs the same wherever it is.
+
+        Raises:
+            ConfigError: the state is of another seed or does not fit this loader.
+        """
+        if state["seed"] != self.seed:
+            raise ConfigError(f"the saved data order has seed {state['seed']}, this {self.seed}")
+        if not 0 <= state["position"] <= len(self):
+            raise ConfigError(f"saved batch {state['position']} of an epoch of {len(self)}")
+        self._drain()
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        self._planned = (self.epoch, self.position)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.position == len(self):  # restored at the very end of an epoch
+            self.epoch, self.position = self.epoch + 1, 0
+        while self.position < len(self):
+            batch = self._next()
+            self.position += 1
+            if self.position == len(self):
+                self.epoch, self.position = self.epoch + 1, 0
+                yield batch
+                return
+            yield batch
+
+    def _next(self) -> Batch:
+        backend = self._start()
+        if self._planned < (self.epoch, self.position):
+            self._planned = (self.epoch, self.position)
+        while len(self._flights) < self._prefetch and self._may_plan():
+            self._submit(backend)
+        flight = self._flights[0]
+        while flight.left:
+            self._collect(backend)
+        self._flights.popleft()
+        self._report(flight)
+        batch = self._finish(flight, backend.memory[flight.slot])
+        self._free.append(flight.slot)
+        if self._may_plan():
+            self._submit(backend)  # refill now, so that workers have work during the step
+        return batch
+
+    def _may_plan(self) -> bool:
+        """Training runs on into the next epoch; an evaluation ends."""
+        return self.views is None or self._planned[0] == self.epoch
+
+    def plan(self, epoch: int, item: int) -> ClipPlan:
+        """The clip that item number `item` (0 … num_items - 1) gets in an epoch."""
+        sample = int(self._samples[item // self._per_sample])
+        info = self.pack.info(sample)
+        copy = item % self._per_sample
+        try:
+            if self.views is None:
+                rng = generator(self.seed, epoch, sample, f"clip{copy}")
+                return plan_training_clip(info, self.clip, rng)
+            temporal, spatial = self.views
+            view = View(copy // spatial, temporal, copy % spatial, spatial)
+            return plan_evaluation_clip(info, self.clip, view)
+        except ConfigError as error:
+            raise ConfigError(f"sample {info.id!r}: {error}") from None
+
+    def _submit(self, backend: Backend) -> None:
+        epoch, batch = self._planned
+        if self._order is None or self._order[0] != epoch:
+            shuffle = self.views is None
+            order = epoch_order(self.num_items, seed=self.seed, epoch=epoch, shuffle=shuffle)
+            self._order = (epoch, order)
+        items = self._order[1][batch * self.batch_size : (batch + 1) * self.batch_size]
+        flight = _Flight(self._free.pop(), items, [], [], [], [], left=len(items))
+        size = (self.clip.size, self.clip.size)
+        for row, item in enumerate(items.tolist()):
+            plan = self.plan(epoch, item)
+            parts = self.pack.locate(plan.video, plan.frames)
+            target = int(self._targets[self._samples[item // self._per_sample]])
+            flight.plans.append(plan)
+            flight.targets.append(self._swaps.get(target, target) if plan.flip else target)
+            flight.codecs.append(parts[0].chunk.codec)
+            flight.files.append(parts[0].chunk.file)
+            self._numbers[self._next_number] = (flight, row)
+            backend.submit(self._next_number, ClipJob(flight.slot, row, parts, plan.box, size))
+            self._next_number += 1
+        self._flights.append(flight)
+        self._planned = (epoch, batch + 1) if batch + 1 < len(self) else (epoch + 1, 0)
+
+    def _collect(self, backend: Backend) -> None:
+        for number, failure in backend.wait():
+            flight, row = self._numbers.pop(number)
+            flight.left -= 1
+            if failure is not None:
+                flight.failures[row] = failure
+
+    def _report(self, flight: _Flight) -> None:
+        for row, reason in sorted(flight.failures.items()):
+            error = ClipError(flight.plans[row].sample, flight.files[row], reason)
+            if self.on_error == "raise":
+                self._free.append(flight.slot)
+                raise error
+            self.failed.append(error)
+            log.warning("clip masked (%d so far): %s", len(self.failed), error)
+
+    def _finish(self, flight: _Flight, memory: NDArray[np.uint8]) -> Batch:
+        count = len(flight.plans)
+        affine = np.stack(
+            [
+                after(
+                    ycbcr_to_rgb(fmt.matrix, fmt.full_range),
+                    color_change(plan.color),
+                )
+                for plan, fmt in zip(
+                    flight.plans, (self.pack.formats[c] for c in flight.codecs), strict=True
+                )
+            ]
+        )
+        flips = [plan.flip for plan in flight.plans]
+        valid = [row not in flight.failures for row in range(count)]
+        i420 = torch.from_numpy(memory[:count])
+        if self.device.type != "cpu":
+            # A blocking copy: the slot may be reused as soon as this returns.
+            i420 = i420.to(self.device)
+        video = to_video(
+            i420,
+            torch.from_numpy(affine.astype(np.float32)).to(self.device),
+            torch.tensor(flips).to(self.device) if any(flips) else None,
+            size=(self.clip.size, self.clip.size),
+            mean=self._mean,
+            std=self._std,
+        )
+        return Batch(
+            video=video,
+            target=torch.tensor(flight.targets).to(self.device),
+            valid=torch.tensor(valid).to(self.device),
+            index=torch.from_numpy(self._samples[flight.items // self._per_sample]),
+            samples=tuple(plan.sample for plan in flight.plans),
+        )
+
+    def _start(self) -> Backend:
+        if self._backend is None:
+            pixels = frame_bytes((self.clip.size, self.clip.size))
+            shape = (self._prefetch + 1, self.batch_size, self.clip.frames, pixels)
+            make = Processes if self.mode == "processes" else Threads
+            self._backend = make(self.workers, self.pack.formats, shape)
+            self._free = list(range(shape[0]))
+        return self._backend
+
+    def _drain(self) -> None:
+        """Wait for what is being decoded and forget it."""
+        while self._numbers and self._backend is not None:
+            self._collect(self._backend)
+        self._free.extend(flight.slot for flight in self._flights)
+        self._flights.clear()
+
+    def close(self) -> None:
+        """End the workers and free the batch memory."""
+        if self._backend is not None:
+            self._backend.close()
+        self._backend = None
+        self._flights.clear()
+        self._numbers.clear()
+        self._planned = (self.epoch, self.position)
+
+    def __enter__(self) -> ClipLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def default_workers() -> int:
+    """All cores this process may use, at most 16."""
+    return min(len(os.sched_getaffinity(0)), 16)

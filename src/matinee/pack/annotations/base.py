@@ -1,0 +1,98 @@
+"""What every annotation reader returns, and what they share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+VIDEO_SUFFIXES = frozenset(
+    ".mp4 .m4v .mov .mkv .webm .avi .mpg .mpeg .ts .m2ts .mts .flv .wmv .3gp .ogv .gif "
+    ".264 .h264 .265 .hevc .ivf .vob .asf .mxf .y4m".split()
+)
+# Files that lie beside videos and claim nothing: listed, but no reason to fail.
+_BYSTANDERS = frozenset(
+    ".txt .md .csv .tsv .json .jsonl .xml .yaml .yml .html .pdf .srt .vtt .sh .py .log .toml "
+    ".rst .parquet .npy .npz .pkl .tar .gz .zip .tmp".split()
+)
+
+
+@dataclass(frozen=True)
+class VideoFile:
+    """A file to pack. `id` is a relative path without `..`: the name of the video in the pack."""
+
+    id: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One training sample: a span of a video and what is said about it.
+
+    `start`, `end` in seconds, None for the video's own ends; `extra` holds further columns.
+    """
+
+    id: str
+    video: str
+    label: str | None = None
+    split: str | None = None
+    start: float | None = None
+    end: float | None = None
+    text: str | None = None
+    extra: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """Videos, samples, and files that were seen but are no candidates (path, reason)."""
+
+    videos: tuple[VideoFile, ...]
+    samples: tuple[Sample, ...]
+    bystanders: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def bystander(path: Path) -> str | None:
+    """Why a file is no candidate by its name, or None if it should be tried as a video."""
+    if path.name.startswith("."):
+        return "a hidden file"
+    if path.suffix.lower() in _BYSTANDERS or not path.suffix:
+        return "not a video by its name"
+    return None
+
+
+def video_id(path: Path, root: Path) -> str:
+    """The path below `root`, or, for a file elsewhere, its name parts without `..` and root."""
+    try:
+        relative = path.resolve().relative_to(root.resolve())
+    except ValueError:
+        relative = Path(*(part for part in path.parts if part not in (path.anchor, "..", ".")))
+    return str(PurePosixPath(*relative.parts))
+
+
+def hold_out(samples: Iterable[Sample], fraction: float) -> tuple[list[Sample], str]:
+    """Give samples without a split one: the last videos of each class, by name, become "val".
+
+    Whole videos are held out, and neighbours by name stay together, because cuts of one recording
+    usually follow one another. Returns the samples and a sentence about what was done.
+    """
+    samples = list(samples)
+    videos: dict[str, list[str]] = defaultdict(list)
+    for sample in samples:
+        if sample.video not in videos[sample.label or ""]:
+            videos[sample.label or ""].append(sample.video)
+    held: set[str] = set()
+    for names in videos.values():
+        names.sort()
+        count = round(len(names) * fraction)
+        held.update(names[len(names) - count :] if count else [])
+    done = [
+        replace(sample, split="val" if sample.video in held else "train") for sample in samples
+    ]
+    note = (
+        f"no splits given: the last {fraction:.0%} of each class's videos, by name, are held out "
+        f"as 'val' ({len(held)} of {len({s.video for s in samples})}); --val-fraction 0 keeps all "
+        "for training"
+    )
+    return done, note

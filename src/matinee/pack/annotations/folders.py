@@ -1,0 +1,79 @@
+"""One folder a class: `root/<class>/<video>`, or `root/<split>/<class>/<video>`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from matinee.errors import AnnotationError
+from matinee.pack.annotations.base import (
+    Annotations,
+    Sample,
+    VideoFile,
+    bystander,
+    hold_out,
+    video_id,
+)
+
+_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val",
+           "validation": "val", "test": "test", "testing": "test"}  # fmt: skip
+
+
+def read_class_folders(root: Path, *, val_fraction: float = 0.2) -> Annotations:
+    """Every file below a class folder is a sample of that class.
+
+    A first level that consists of split names only (train, val, test) gives the splits; otherwise
+    `hold_out` does. Files of other kinds are listed as bystanders.
+
+    Raises:
+        AnnotationError: no such folder, no class folder, or a class without any candidate.
+    """
+    if not root.is_dir():
+        raise AnnotationError(f"{root}: no such folder")
+    top = _folders(root)
+    if not top:
+        raise AnnotationError(
+            f"{root} has no folders: expected one folder a class ({root}/<class>/<video>), "
+            "or give --labels labels.csv"
+        )
+    by_split = all(folder.name.lower() in _SPLITS for folder in top)
+    videos: list[VideoFile] = []
+    samples: list[Sample] = []
+    bystanders: list[tuple[str, str]] = [
+        (str(file), bystander(file) or "not in a class folder") for file in _files(root)
+    ]
+    for outer in top:
+        for folder in _folders(outer) if by_split else [outer]:
+            found = 0
+            for file in _walk(folder):
+                if reason := bystander(file):
+                    bystanders.append((str(file), reason))
+                    continue
+                found += 1
+                name = video_id(file, root)
+                videos.append(VideoFile(name, file))
+                split = _SPLITS[outer.name.lower()] if by_split else None
+                samples.append(Sample(name, name, label=folder.name, split=split))
+            if not found:
+                raise AnnotationError(
+                    f"class {folder.name!r} is empty: {folder} holds no video; "
+                    "remove the folder or add videos"
+                )
+    notes: tuple[str, ...] = ()
+    if not by_split:
+        samples, note = hold_out(samples, val_fraction)
+        notes = (note,)
+    return Annotations(tuple(videos), tuple(samples), tuple(bystanders), notes)
+
+
+def _folders(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _files(root: Path) -> list[Path]:
+    return sorted(p for p in root.iterdir() if p.is_file())
+
+
+def _walk(root: Path) -> list[Path]:
+    found = [Path(base) / name for base, _, names in os.walk(root) for name in names]
+    return sorted(path for path in found if path.is_file())

@@ -1,0 +1,100 @@
+"""What a packing worker does with one video. Runs in its own process; imports no torch."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from matinee.errors import MediaError
+from matinee.media.encode import encode_chunks, normalised_frames, target_size
+from matinee.media.probe import probe
+from matinee.pack.format import tar_member, write_durably
+from matinee.pack.profiles import Profile
+
+
+class EncodeJob:
+    """Encodes one video into `<staging>/<n>.tar` and describes it in `<n>.json`."""
+
+    def __init__(self, staging: str, profile: Profile) -> None:
+        self.staging = Path(staging)
+        self.profile = profile
+
+    def __call__(self, job: tuple[int, str, str]) -> None:
+        number, video, path = job
+        stamp = [0, 0]
+        try:
+            stat = os.stat(path)
+            stamp = [stat.st_size, stat.st_mtime_ns]
+            part = self._encode(number, video, Path(path))
+        except FileNotFoundError as error:
+            if error.filename != path:
+                raise
+            part = {"refused": "no such file", "seconds": 0.0}
+        except IsADirectoryError:
+            part = {"refused": "is a folder, not a file", "seconds": 0.0}
+        except PermissionError as error:
+            if error.filename != path:
+                raise
+            part = {"refused": "no permission to read it", "seconds": 0.0}
+        except MediaError as error:
+            part = {"refused": str(error), "seconds": 0.0}
+        if "refused" in part:
+            self._tar(number).unlink(missing_ok=True)
+        write_durably(
+            self.staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode()
+        )
+
+    def _tar(self, number: int) -> Path:
+        return self.staging / f"{number:06d}.tar"
+
+    def _encode(self, number: int, video: str, path: Path) -> dict[str, Any]:
+        source = probe(path)
+        size = target_size(source, self.profile.short_side)
+        frames = normalised_frames(path, source, size)
+        chunks: list[dict[str, Any]] = []
+        start, at = 0, 0
+        with self._tar(number).open("wb") as tar:
+            for chunk in encode_chunks(
+                frames,
+                fps=source.fps,
+                size=size,
+                matrix=source.matrix,
+                settings=self.profile.encoder(),
+                frames_per_chunk=self.profile.frames_per_chunk(float(source.fps)),
+            ):
+                name = f"{video}/{round(1000 * start / source.fps):09d}"
+                mp4, mp4_at = tar_member(f"{name}.mp4", chunk.data)
+                table = chunk.table.to_bytes()
+                npy, npy_at = tar_member(f"{name}.packets.npy", table)
+                tar.write(mp4)
+                tar.write(npy)
+                fmt = asdict(chunk.format)
+                fmt["extradata"] = base64.b64encode(chunk.format.extradata).decode()
+                chunks.append(
+                    {
+                        "start_frame": start,
+                        "frames": chunk.table.num_frames,
+                        "offset": at + mp4_at,
+                        "size": len(chunk.data),
+                        "table_offset": at + len(mp4) + npy_at,
+                        "table_size": len(table),
+                        "format": fmt,
+                    }
+                )
+                start += chunk.table.num_frames
+                at += len(mp4) + len(npy)
+            tar.flush()
+            os.fsync(tar.fileno())
+        if not start:
+            raise MediaError("no frame decodes")
+        return {
+            "frames": start,
+            "fps": [source.fps.numerator, source.fps.denominator],
+            "seconds": float(start / source.fps),
+            "bytes": at,
+            "chunks": chunks,
+        }

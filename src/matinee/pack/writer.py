@@ -1,0 +1,400 @@
+"""Write a pack: encode videos in parallel into staging, then assemble shards and tables.
+
+# Note [Nothing half-written]
+A worker writes one video's tar members to `.staging/<n>.tar` and then, durably, `<n>.json`. A part
+counts only with its JSON, which names the source's size and time, so a run that was killed
+continues where it stopped. Shards are assembled in the order of the videos from whole parts, and
+`pack.json` comes last: a folder without it is not a pack. Encoding is deterministic, so the result
+of a continued run equals that of an undisturbed one, byte for byte.
+"""
+
+from __future__ import annotations
+
+import csv
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from matinee.errors import ConfigError, MatineeError, PackError
+from matinee.pack.annotations import Annotations, Sample, VideoFile
+from matinee.pack.format import MANIFEST, SHARD_BYTES, TAR_END, VERSION, write_durably
+from matinee.pack.profiles import Profile
+from matinee.pack.tables import write_tables
+from matinee.workers import WorkerPool
+
+STAGING = ".staging"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A file or sample that is not in the pack. `kind` is "refused" or "ignored"."""
+
+    path: str
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What packing did. `seconds_of_video` is the footage that was packed."""
+
+    out: Path
+    videos: int
+    samples: int
+    chunks: int
+    bytes: int
+    seconds_of_video: float
+    refused: tuple[Failure, ...]
+    ignored: tuple[Failure, ...]
+    resumed: int
+    was_complete: bool
+
+    def counts(self) -> dict[str, float]:
+        """The report in numbers, for JSON."""
+        return {
+            "videos": self.videos,
+            "samples": self.samples,
+            "chunks": self.chunks,
+            "bytes": self.bytes,
+            "seconds_of_video": self.seconds_of_video,
+            "refused": len(self.refused),
+            "ignored": len(self.ignored),
+        }
+
+
+def write_pack(
+    out: str | Path,
+    annotations: Annotations,
+    profile: Profile,
+    *,
+    workers: int | None = None,
+    overwrite: bool = False,
+    on_progress: Callable[[int, int, float], None] | None = None,
+) -> PackReport:
+    """Pack videos and samples into the folder `out`; continue there if a run was cut off.
+
+    Args:
+        workers: processes, one video each at a time; the number of usable cores when None.
+        overwrite: replace a pack (complete or not) that was made from something else.
+        on_progress: called with (videos done, videos in all, seconds of video packed).
+
+    Raises:
+        PackError: `out` holds something else, nothing sound to pack, or the disk is full.
+    """
+    out = Path(out)
+    digest = _digest(annotations, profile)
+    if overwrite and out.exists():
+        _remove(out)
+    done = _existing(out, digest)
+    if done is not None:
+        return done
+    staging = out / STAGING
+    try:
+        staging.mkdir(parents=True, exist_ok=True)
+        write_durably(staging / "job.json", json.dumps({"digest": digest}).encode())
+        resumed = _encode_all(annotations.videos, staging, profile, workers, on_progress)
+        parts = [_read_part(staging, number) for number in range(len(annotations.videos))]
+        report = _assemble(out, annotations, parts, profile, digest, resumed)
+    except OSError as error:
+        raise _storage_error(out, error) from error
+    shutil.rmtree(staging)
+    return report
+
+
+def _encode_all(
+    videos: tuple[VideoFile, ...],
+    staging: Path,
+    profile: Profile,
+    workers: int | None,
+    on_progress: Callable[[int, int, float], None] | None,
+) -> int:
+    """Encode every video that has no whole part yet; returns how many had one."""
+    whole = {n: _whole_part(staging, n, video) for n, video in enumerate(videos)}
+    shards = staging.parent / "shards"
+    if shards.exists() and None in whole.values():
+        # A source changed after shards were made of it: they and their parts are no longer true.
+        shutil.rmtree(shards)
+        tar_exists = {n: (staging / f"{n:06d}.tar").exists() for n in whole}
+        whole = {n: p if p and (tar_exists[n] or "refused" in p) else None for n, p in whole.items()}
+    open_jobs = [number for number, part in whole.items() if part is None]
+    finished = resumed = len(videos) - len(open_jobs)
+    seconds = sum(part["seconds"] for part in whole.values() if part)
+    if on_progress:
+        on_progress(finished, len(videos), seconds)
+    if not open_jobs:
+        return resumed
+    count = min(workers or len(os.sched_getaffinity(0)), len(open_jobs))
+    with WorkerPool(
+        count, "matinee.pack.encode_job:EncodeJob", (str(staging), profile)
+    ) as pool:
+        for number in open_jobs:
+            pool.submit(number, (number, videos[number].id, str(videos[number].path)))
+        left = set(open_jobs)
+        while left:
+            for result in pool.results(restart=True):
+                if result.died:
+                    if result.job < 0:
+                        raise MatineeError(f"a packing worker ended: {result.died}")
+                    # A file that brings the decoder down is refused, like any other bad file.
+                    reason = f"the decoder broke down on it: {result.died}"
+                    video = videos[result.job]
+                    _write_part(staging, result.job, video, {"refused": reason, "seconds": 0.0})
+                elif isinstance(result.error, OSError):
+                    raise result.error
+                elif result.error is not None:
+                    raise MatineeError(
+                        f"packing {videos[result.job].path} failed in matinee itself: "
+                        f"{result.error!r}\n{result.trace}"
+                    )
+                part = _read_part(staging, result.job)
+                left.discard(result.job)
+                finished, seconds = finished + 1, seconds + part["seconds"]
+                if on_progress:
+                    on_progress(finished, len(videos), seconds)
+    return resumed
+
+
+def _write_part(staging: Path, number: int, video: VideoFile, part: dict[str, Any]) -> None:
+    stamp = _stamp(video.path)
+    write_durably(
+        staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode()
+    )
+
+
+def _read_part(staging: Path, number: int) -> dict[str, Any]:
+    part: dict[str, Any] = json.loads((staging / f"{number:06d}.json").read_bytes())
+    return part
+
+
+def _whole_part(staging: Path, number: int, video: VideoFile) -> dict[str, Any] | None:
+    try:
+        part = _read_part(staging, number)
+    except (FileNotFoundError, ValueError):
+        return None
+    return part if part["stamp"] == _stamp(video.path) else None
+
+
+def _stamp(path: Path) -> list[int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return [0, 0]
+    return [stat.st_size, stat.st_mtime_ns]
+
+
+def _assemble(
+    out: Path,
+    annotations: Annotations,
+    parts: list[dict[str, Any]],
+    profile: Profile,
+    digest: str,
+    resumed: int,
+) -> PackReport:
+    files, chunks, codecs = _assemble_shards(out, annotations.videos, parts)
+    refused = [
+        Failure(str(video.path), "refused", part["refused"])
+        for video, part in zip(annotations.videos, parts, strict=True)
+        if "refused" in part
+    ]
+    durations = {
+        video.id: part["frames"] * part["fps"][1] / part["fps"][0]
+        for video, part in zip(annotations.videos, parts, strict=True)
+        if "refused" not in part
+    }
+    samples, beyond = fit_samples(annotations.samples, durations)
+    refused += beyond
+    ignored = [Failure(path, "ignored", reason) for path, reason in annotations.bystanders]
+    write_failures(out, refused + ignored)
+    if not samples:
+        why = f"; the first refusal: {refused[0].path} {refused[0].reason}" if refused else ""
+        raise PackError(f"nothing to pack: none of {len(annotations.videos)} videos is sound{why}")
+    write_tables(out, files=files, chunks=chunks, codecs=codecs, samples=samples)
+    report = PackReport(
+        out=out,
+        videos=len(durations),
+        samples=len(samples),
+        chunks=len(chunks),
+        bytes=sum(row["size"] for row in files),
+        seconds_of_video=sum(durations.values()),
+        refused=tuple(refused),
+        ignored=tuple(ignored),
+        resumed=resumed,
+        was_complete=False,
+    )
+    manifest = {
+        "format": "matinee pack",
+        "version": VERSION,
+        "profile": asdict(profile),
+        "classes": sorted({s.label for s in samples if s.label is not None}),
+        "source_digest": digest,
+        "report": report.counts(),
+    }
+    write_durably(out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    return report
+
+
+def _assemble_shards(
+    out: Path, videos: tuple[VideoFile, ...], parts: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Join parts into shards of about a gigabyte, in order; rows of the three tables."""
+    shards = out / "shards"
+    shards.mkdir(exist_ok=True)
+    groups: list[list[int]] = [[]]
+    room = SHARD_BYTES
+    for number, part in enumerate(parts):
+        if "refused" in part:
+            continue
+        if groups[-1] and part["bytes"] > room:
+            groups.append([])
+            room = SHARD_BYTES
+        groups[-1].append(number)
+        room -= part["bytes"]
+    files: list[dict[str, Any]] = []
+    chunks: list[dict[str, Any]] = []
+    codecs: list[dict[str, Any]] = []
+    codec_ids: dict[str, int] = {}
+    for index, group in enumerate(g for g in groups if g):
+        shard = shards / f"{index:06d}.tar"
+        if not shard.exists():
+            _join(shard, [out / STAGING / f"{number:06d}.tar" for number in group])
+        at = 0
+        for number in group:
+            part = parts[number]
+            for chunk in part["chunks"]:
+                key = json.dumps(chunk["format"], sort_keys=True)
+                if key not in codec_ids:
+                    codec_ids[key] = len(codecs)
+                    codecs.append(chunk["format"])
+                chunks.append(
+                    {
+                        "video": videos[number].id,
+                        "start_frame": chunk["start_frame"],
+                        "start_s": chunk["start_frame"] * part["fps"][1] / part["fps"][0],
+                        "frames": chunk["frames"],
+                        "fps_num": part["fps"][0],
+                        "fps_den": part["fps"][1],
+                        "codec": codec_ids[key],
+                        "file": index,
+                        "offset": at + chunk["offset"],
+                        "size": chunk["size"],
+                        "table_file": index,
+                        "table_offset": at + chunk["table_offset"],
+                        "table_size": chunk["table_size"],
+                    }
+                )
+            at += part["bytes"]
+        size = shard.stat().st_size
+        if size != at + len(TAR_END):
+            raise PackError(f"{shard} has {size} bytes where {at + len(TAR_END)} were written")
+        files.append({"path": f"shards/{shard.name}", "size": size, "mtime_ns": 0})
+    return files, chunks, codecs
+
+
+def _join(shard: Path, parts: list[Path]) -> None:
+    aside = shard.with_suffix(".tar.tmp")
+    with aside.open("wb") as target:
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, target, 1 << 22)
+        target.write(TAR_END)
+        target.flush()
+        os.fsync(target.fileno())
+    aside.replace(shard)
+    for part in parts:  # freed shard by shard: the disk never holds everything twice
+        part.unlink()
+
+
+def fit_samples(
+    samples: tuple[Sample, ...], durations: dict[str, float]
+) -> tuple[list[Sample], list[Failure]]:
+    """Keep samples whose span lies in their video; a tenth of a second over is cut off."""
+    kept: list[Sample] = []
+    refused: list[Failure] = []
+    for sample in samples:
+        duration = durations.get(sample.video)
+        if duration is None:
+            continue  # the video itself is among the refusals
+        last = max(sample.start or 0.0, sample.end or 0.0)
+        if last > duration + 0.1 or (sample.start or 0.0) >= duration:
+            reason = f"spans {sample.start or 0:g}–{last:g} s, but the video lasts {duration:.3f} s"
+            refused.append(Failure(f"{sample.video} (sample {sample.id})", "refused", reason))
+        else:
+            kept.append(sample)
+    return kept, refused
+
+
+def write_failures(out: Path, failures: list[Failure]) -> None:
+    text = StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["path", "kind", "reason"])
+    rows.writerows([failure.path, failure.kind, failure.reason] for failure in failures)
+    write_durably(out / "failures.csv", text.getvalue().encode())
+
+
+def read_failures(out: Path) -> list[Failure]:
+    """The rows of a pack's failures.csv."""
+    with (out / "failures.csv").open(newline="", encoding="utf-8") as file:
+        return [Failure(r["path"], r["kind"], r["reason"]) for r in csv.DictReader(file)]
+
+
+def _digest(annotations: Annotations, profile: Profile) -> str:
+    """What the pack is made from: names and sizes of the videos, samples, settings."""
+    videos = [(video.id, _stamp(video.path)[0]) for video in annotations.videos]
+    samples = [asdict(sample) for sample in annotations.samples]
+    content = json.dumps([VERSION, videos, samples, asdict(profile)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _existing(out: Path, digest: str) -> PackReport | None:
+    """The report of a complete pack of the same source; None when there is work to do."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    manifest, job = out / MANIFEST, out / STAGING / "job.json"
+    if manifest.exists():
+        meta = json.loads(manifest.read_bytes())
+        if meta.get("source_digest") != digest:
+            raise PackError(
+                f"{out} already holds a pack of other videos or settings; "
+                "choose another --out, or replace it with --overwrite"
+            )
+        failures = read_failures(out)
+        report = meta["report"]
+        shutil.rmtree(out / STAGING, ignore_errors=True)
+        return PackReport(
+            out, report["videos"], report["samples"], report["chunks"], report["bytes"],
+            report["seconds_of_video"], tuple(f for f in failures if f.kind == "refused"),
+            tuple(f for f in failures if f.kind == "ignored"), report["videos"], True,
+        )  # fmt: skip
+    if not job.exists():
+        raise PackError(f"{out} exists and is no pack; choose another --out")
+    if json.loads(job.read_bytes()).get("digest") != digest:
+        raise PackError(
+            f"{out} holds an unfinished pack of other videos or settings; "
+            "choose another --out, or start anew with --overwrite"
+        )
+    return None
+
+
+def _remove(out: Path) -> None:
+    """Delete a pack, and nothing that is not one."""
+    if not (out / MANIFEST).exists() and not (out / STAGING).exists():
+        raise ConfigError(f"{out} is no pack, so --overwrite leaves it alone")
+    (out / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(out)
+
+
+def _storage_error(out: Path, error: OSError) -> MatineeError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        free = shutil.disk_usage(out if out.exists() else out.parent).free
+        return PackError(
+            f"the disk of {out} is full ({free / 1e6:.0f} MB free): make room and run the same "
+            "command again, it continues where it stopped"
+        )
+    return PackError(f"cannot write {error.filename or out}: {error.strerror or error}")

@@ -1,0 +1,253 @@
+"""A pool of clean worker processes, fed from one shared queue.
+
+# Note [Clean workers]
+Workers are started as new interpreters, never forked: a fork would copy a process that may hold
+torch, CUDA or open decoders, and `multiprocessing`'s spawn would import the caller's main module
+again. A worker imports only the module of its target, so it starts in a fraction of a second.
+
+Jobs go through one SOCK_SEQPACKET socket that all workers read: every message reaches exactly one
+worker, whichever is free, without a dispatcher thread in the parent (a Python thread there would
+stall whenever the caller's own code holds the GIL). Results come back on a socket per worker, so
+that the death of a worker is seen at once, together with the job it was on. Workers end when the
+parent's sockets close, even after `kill -9` of the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from matinee.errors import MatineeError
+
+_LENGTH = struct.Struct("<Q")
+_MAX_JOB = 128 * 1024  # bytes; fits the default socket buffer
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one job: `value`, or `error` (with `trace`, the worker's traceback).
+
+    `died` is set when the worker process ended on this job; the text says how.
+    """
+
+    job: int
+    value: Any = None
+    error: BaseException | None = None
+    trace: str = ""
+    died: str = ""
+
+
+class WorkerPool:
+    """`count` processes, each holding one `target` object that is called with every job's payload.
+
+    Args:
+        target: "package.module:Class"; built once in each worker as `Class(*args)`.
+        args: picklable arguments.
+        pass_fds: file descriptors the workers inherit under the same numbers.
+    """
+
+    def __init__(
+        self, count: int, target: str, args: tuple[Any, ...] = (), pass_fds: tuple[int, ...] = ()
+    ) -> None:
+        if count < 1:
+            raise ValueError(f"{count} workers: at least 1 is needed")
+        self._setup = pickle.dumps((target, args))
+        self._pass_fds = pass_fds
+        self._jobs, self._jobs_child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._jobs.setblocking(False)
+        self._waiting: deque[bytes] = deque()
+        self._workers: dict[int, _Worker] = {}
+        self._finalizer = weakref.finalize(
+            self, _close, self._jobs, self._jobs_child, self._workers
+        )
+        for _ in range(count):
+            self._start()
+
+    def _start(self) -> None:
+        worker = _Worker(self._jobs_child, self._setup, self._pass_fds)
+        self._workers[worker.socket.fileno()] = worker
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the living workers."""
+        return [worker.process.pid for worker in self._workers.values()]
+
+    def submit(self, job: int, payload: Any) -> None:
+        """Queue a job; `job` is any number of the caller's that comes back with the result."""
+        message = pickle.dumps((job, payload), protocol=pickle.HIGHEST_PROTOCOL)
+        if len(message) > _MAX_JOB:
+            raise ValueError(f"job {job} needs {len(message)} bytes; at most {_MAX_JOB} travel")
+        self._waiting.append(message)
+        self._flush()
+
+    def results(self, timeout: float | None = None, *, restart: bool = False) -> Iterator[Result]:
+        """Wait until something has finished (or `timeout` seconds) and yield all that has.
+
+        A worker that died is reported as a `Result` with `died`; with `restart` another one is
+        started in its place.
+        """
+        readable: list[int] = list(self._workers)
+        writable = [self._jobs.fileno()] if self._waiting else []
+        ready, can_write, _ = select.select(readable, writable, [], timeout)
+        if can_write:
+            self._flush()
+        for fd in ready:
+            worker = self._workers[fd]
+            try:
+                done = worker.receive()
+            except (EOFError, ConnectionError):
+                del self._workers[fd]
+                if restart:
+                    self._start()
+                yield Result(worker.current, died=worker.end())
+                continue
+            for kind, job, *rest in done:
+                if kind == "start":
+                    worker.current = job
+                elif kind == "done":
+                    worker.current = -1
+                    yield Result(job, value=rest[0])
+                else:
+                    worker.current = -1
+                    yield Result(job, error=rest[0], trace=rest[1])
+
+    def _flush(self) -> None:
+        while self._waiting:
+            try:
+                self._jobs.send(self._waiting[0])
+            except BlockingIOError:
+                return
+            self._waiting.popleft()
+
+    def close(self) -> None:
+        """End all workers; jobs still queued are dropped."""
+        self._finalizer()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class _Worker:
+    def __init__(self, jobs: socket.socket, setup: bytes, pass_fds: tuple[int, ...]) -> None:
+        self.socket, theirs = socket.socketpair()
+        self.current = -1
+        self._buffer = bytearray()
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        code = "from matinee.workers import _serve; _serve()"
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code, str(jobs.fileno()), str(theirs.fileno())],
+                pass_fds=(jobs.fileno(), theirs.fileno(), *pass_fds),
+                stdin=subprocess.DEVNULL,
+                env=environment,
+            )
+        self.socket.sendall(_LENGTH.pack(len(setup)) + setup)
+
+    def receive(self) -> list[tuple[Any, ...]]:
+        data = self.socket.recv(1 << 20)
+        if not data:
+            raise EOFError
+        self._buffer += data
+        messages: list[tuple[Any, ...]] = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if len(self._buffer) < _LENGTH.size + length:
+                break
+            body = bytes(self._buffer[_LENGTH.size : _LENGTH.size + length])
+            del self._buffer[: _LENGTH.size + length]
+            messages.append(pickle.loads(body))
+        return messages
+
+    def end(self) -> str:
+        """Reap the process; how it ended, in words."""
+        self.socket.close()
+        try:
+            code = self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        if code < 0:
+            name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
+            hint = " (often: out of memory)" if name == "SIGKILL" else ""
+            return f"process {self.process.pid} was ended by {name}{hint}"
+        return f"process {self.process.pid} exited with status {code}"
+
+
+def _close(jobs: socket.socket, jobs_child: socket.socket, workers: dict[int, _Worker]) -> None:
+    jobs.close()
+    jobs_child.close()
+    for worker in workers.values():
+        worker.socket.close()
+    for worker in workers.values():
+        try:
+            worker.process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
+    workers.clear()
+
+
+def _serve() -> None:
+    """Main of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    jobs = socket.socket(fileno=int(sys.argv[1]))
+    results = socket.socket(fileno=int(sys.argv[2]))
+
+    def send(*message: Any) -> None:
+        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        results.sendall(_LENGTH.pack(len(body)) + body)
+
+    with contextlib.suppress(BrokenPipeError, ConnectionError):
+        target, args = pickle.loads(_read_setup(results))
+        module, _, name = target.partition(":")
+        handler = getattr(importlib.import_module(module), name)(*args)
+        buffer = bytearray(_MAX_JOB)
+        while size := jobs.recv_into(buffer):
+            job, payload = pickle.loads(memoryview(buffer)[:size])
+            send("start", job)
+            try:
+                value = handler(payload)
+            except Exception as error:
+                send("error", job, _portable(error), traceback.format_exc())
+            else:
+                send("done", job, value)
+
+
+def _read_setup(results: socket.socket) -> bytes:
+    def exactly(count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            part = results.recv(count - len(data))
+            if not part:
+                raise ConnectionError
+            data += part
+        return data
+
+    return exactly(_LENGTH.unpack(exactly(_LENGTH.size))[0])
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself if it survives pickling, else one that carries its text."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return MatineeError(f"{type(error).__name__}: {error}")
+    return error
