@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from matinee.data.clips import ClipSpec as ClipSpec
     from matinee.data.loader import Batch as Batch
     from matinee.data.loader import ClipLoader as ClipLoader
-    from matinee.evaluate.predict import predict as predict
-    from matinee.evaluate.run import evaluate as evaluate
+    from matinee.inference.predict import predict as predict
+    from matinee.inference.evaluate import evaluate as evaluate
     from matinee.pack.index import index_videos as index_videos
     from matinee.pack.reader import Pack as Pack
     from matinee.pack.writer import write_pack as write_pack
-    from matinee.train.loop import train as train
+    from matinee.training.loop import train as train
 
 _LAZY = {
     "Batch": "matinee.data.loader",
     "ClipLoader": "matinee.data.loader",
     "ClipSpec": "matinee.data.clips",
     "Pack": "matinee.pack.reader",
-    "evaluate": "matinee.evaluate.run",
+    "evaluate": "matinee.inference.evaluate",
     "index_videos": "matinee.pack.index",
-    "predict": "matinee.evaluate.predict",
+    "predict": "matinee.inference.predict",
     "recipes": "",
-    "train": "matinee.train.loop",
+    "train": "matinee.training.loop",
     "write_pack": "matinee.pack.writer",
 }
 

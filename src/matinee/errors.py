@@ -7,7 +7,7 @@ class MatineeError(Exception):
     """Root of every error a user can cause; the command line prints it as one line."""
 
 
-class ConfigError(MatineeError, ValueError):
+class ConfigError(MatineeError):
     """A setting that cannot be used, or settings that contradict each other."""
 
 
@@ -15,7 +15,7 @@ class MediaError(MatineeError):
     """A video file that cannot be read soundly; the text is the reason alone, without the path."""
 
 
-class AnnotationError(MatineeError, ValueError):
+class AnnotationError(MatineeError):
     """Labels or splits that cannot be understood, with file and line."""
 
 

@@ -34,7 +34,7 @@ from matinee.data.device import (
     to_video,
     ycbcr_to_rgb,
 )
-from matinee.data.order import batches_per_epoch, epoch_order
+from matinee.data.order import epoch_order
 from matinee.data.random import generator
 from matinee.errors import ClipError, ConfigError
 from matinee.media.decode import frame_bytes
@@ -48,8 +48,8 @@ class Batch:
     """One batch on the device. `B` is the batch size; the last batch of an evaluation is shorter.
 
     video: float32 [B, 3, T, H, W], normalised RGB. target: int64 [B], class index, -1 without
-    label. valid: bool [B], False where a clip could not be read (`on_error="mask"`). index: int64
-    [B] on the CPU, row of the sample in the pack. samples: ids.
+    label. valid: bool [B], False where a clip could not be read (`on_error="mask"`), `num_valid` of
+    them True. index: int64 [B] on the CPU, row of the sample in the pack. samples: ids.
     """
 
     video: Tensor
@@ -57,6 +57,7 @@ class Batch:
     valid: Tensor
     index: Tensor
     samples: tuple[str, ...]
+    num_valid: int
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -90,6 +91,8 @@ class ClipLoader:
         views: None for training (random clips, shuffled, incomplete last batch dropped); (temporal,
             spatial) for evaluation: every view of every sample once, in order, nothing dropped.
         repeats: different clips of each sample in one training epoch.
+        group: batches that belong together (gradient accumulation); a training epoch has whole
+            groups only.
         seed: of order and augmentation.
         classes: label order of `target`; the pack's own when None.
         workers: decoders; all usable cores but at most 16 when None.
@@ -114,6 +117,7 @@ class ClipLoader:
         batch_size: int = 8,
         views: tuple[int, int] | None = None,
         repeats: int = 1,
+        group: int = 1,
         seed: int = 0,
         classes: tuple[str, ...] | None = None,
         workers: int | None = None,
@@ -126,13 +130,15 @@ class ClipLoader:
     ) -> None:
         self.pack, self.clip, self.views = pack, clip or ClipSpec(), views
         self.classes = classes or pack.classes
-        self.batch_size, self.seed, self.device = batch_size, seed, torch.device(device)
+        self.batch_size, self.group = batch_size, group
+        self.seed, self.device = seed, torch.device(device)
         self.mode, self.on_error = mode, on_error
         self.workers = workers or default_workers()
         self._mean, self._std = mean, std
-        self._samples = pack.select(split)
+        self.samples = pack.select(split)
         per_sample = repeats if views is None else views[0] * views[1]
-        for name, value in (("batch size", batch_size), ("repeats", repeats), ("views", per_sample),
+        for name, value in (("batch size", batch_size), ("repeats", repeats), ("group", group),
+                            ("views", per_sample),
                             ("workers", self.workers), ("prefetch", prefetch)):  # fmt: skip
             if value < 1:
                 raise ConfigError(f"{name} {value}: at least 1")
@@ -141,11 +147,11 @@ class ClipLoader:
         if on_error not in ("raise", "mask"):
             raise ConfigError(f"on_error {on_error!r}: raise or mask")
         self._per_sample = per_sample
-        self.num_items = len(self._samples) * per_sample
-        if views is None and self.num_items < batch_size:
+        self.num_items = len(self.samples) * per_sample
+        if views is None and self.num_items < batch_size * group:
             raise ConfigError(
                 f"split {split!r} gives {self.num_items} clips an epoch, fewer than one batch of "
-                f"{batch_size}: use a smaller batch or more repeats"
+                f"{batch_size * group}: use a smaller batch or more repeats"
             )
         self._targets = self._label_indices()
         self._swaps = self.clip.swaps(self.classes)
@@ -164,7 +170,7 @@ class ClipLoader:
     def _label_indices(self) -> NDArray[np.int64]:
         labels = self.pack.samples.column("label").to_pylist()
         table = {name: i for i, name in enumerate(self.classes)}
-        unknown = sorted({labels[i] for i in self._samples if labels[i] is not None} - set(table))
+        unknown = sorted({labels[i] for i in self.samples if labels[i] is not None} - set(table))
         if unknown:
             raise ConfigError(
                 f"{self.pack.path} has labels that are not among the {len(table)} known classes: "
@@ -175,9 +181,9 @@ class ClipLoader:
 
     def __len__(self) -> int:
         """Batches of an epoch."""
-        return batches_per_epoch(
-            self.num_items, self.batch_size, drop_last=self.views is None
-        )
+        if self.views is None:
+            return self.num_items // (self.batch_size * self.group) * self.group
+        return -(-self.num_items // self.batch_size)
 
     def state_dict(self) -> dict[str, int]:
         """The position: of the batches handed out, not of those decoded ahead."""
@@ -232,7 +238,7 @@ class ClipLoader:
 
     def plan(self, epoch: int, item: int) -> ClipPlan:
         """The clip that item number `item` (0 … num_items - 1) gets in an epoch."""
-        sample = int(self._samples[item // self._per_sample])
+        sample = int(self.samples[item // self._per_sample])
         info = self.pack.info(sample)
         copy = item % self._per_sample
         try:
@@ -257,7 +263,7 @@ class ClipLoader:
         for row, item in enumerate(items.tolist()):
             plan = self.plan(epoch, item)
             parts = self.pack.locate(plan.video, plan.frames)
-            target = int(self._targets[self._samples[item // self._per_sample]])
+            target = int(self._targets[self.samples[item // self._per_sample]])
             flight.plans.append(plan)
             flight.targets.append(self._swaps.get(target, target) if plan.flip else target)
             flight.codecs.append(parts[0].chunk.codec)
@@ -315,8 +321,9 @@ class ClipLoader:
             video=video,
             target=torch.tensor(flight.targets).to(self.device),
             valid=torch.tensor(valid).to(self.device),
-            index=torch.from_numpy(self._samples[flight.items // self._per_sample]),
+            index=torch.from_numpy(self.samples[flight.items // self._per_sample]),
             samples=tuple(plan.sample for plan in flight.plans),
+            num_valid=sum(valid),
         )
 
     def _start(self) -> Backend:

@@ -1,0 +1,1 @@
+"""Measures of predictions, and predictions over several views. Below `train`, which validates."""

@@ -1,0 +1,81 @@
+"""Classification metrics. Pure functions of labels and probabilities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def confusion_matrix(
+    labels: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int
+) -> NDArray[np.int64]:
+    """Counts [K, K]: row = true class, column = predicted class."""
+    flat = np.bincount(labels * num_classes + predicted, minlength=num_classes**2)
+    return flat.reshape(num_classes, num_classes)
+
+
+def top_k(labels: NDArray[np.int64], probabilities: NDArray[np.float64], k: int) -> float:
+    """Part of samples whose label is among the `k` most probable classes (lower index wins ties)."""
+    k = min(k, probabilities.shape[1])
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
+    return float((best == labels[:, None]).any(axis=1).mean())
+
+
+def macro_f1(confusion: NDArray[np.int64]) -> float:
+    """Mean F1 over classes that occur as label or prediction; F1 = 2·hits / (labels + predictions)."""
+    hits = np.diag(confusion).astype(np.float64)
+    total = confusion.sum(axis=0) + confusion.sum(axis=1)
+    occurs = total > 0
+    return float((2 * hits[occurs] / total[occurs]).mean())
+
+
+@dataclass(frozen=True)
+class ClassificationResult:
+    """Predictions over a set of samples.
+
+    index: int64 [N], rows of the pack. labels: int64 [N]. probabilities: float64 [N, K], averaged
+    over views. skipped: ids of samples none of whose views could be read.
+    """
+
+    classes: tuple[str, ...]
+    index: NDArray[np.int64]
+    samples: tuple[str, ...]
+    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+    skipped: tuple[str, ...]
+
+    def metrics(self) -> dict[str, Any]:
+        """top1, top5, macro_f1, per_class (label → accuracy, None if absent), confusion, samples,
+        skipped (how many)."""
+        predicted = self.probabilities.argmax(axis=1)
+        confusion = confusion_matrix(self.labels, predicted, len(self.classes))
+        support = confusion.sum(axis=1)
+        return {
+            "top1": top_k(self.labels, self.probabilities, 1),
+            "top5": top_k(self.labels, self.probabilities, 5),
+            "macro_f1": macro_f1(confusion),
+            "per_class": {
+                name: float(confusion[i, i] / support[i]) if support[i] else None
+                for i, name in enumerate(self.classes)
+            },
+            "confusion": confusion.tolist(),
+            "samples": len(self.labels),
+            "skipped": len(self.skipped),
+        }
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """One row a sample: sample, row of the pack, label, predicted, probability."""
+        best = self.probabilities.argmax(axis=1)
+        return [
+            {
+                "sample": self.samples[i],
+                "index": int(self.index[i]),
+                "label": self.classes[self.labels[i]],
+                "predicted": self.classes[best[i]],
+                "probability": float(self.probabilities[i, best[i]]),
+            }
+            for i in range(len(self.labels))
+        ]

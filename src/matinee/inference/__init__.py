@@ -1,0 +1,1 @@
+"""What one does with a trained run: evaluate it, predict with it."""

@@ -1,0 +1,1 @@
+"""Video models. They know tensors, not data sets."""

@@ -1,0 +1,6 @@
+"""Recipes: functions that return a full config. `matinee train NAME` looks them up here."""
+
+from matinee.recipes.tsm import tsm as tsm
+from matinee.recipes.tsm import tsn as tsn
+
+RECIPES = {"tsm": tsm, "tsn": tsn}

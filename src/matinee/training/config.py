@@ -1,0 +1,154 @@
+"""The full configuration of a training run: plain dataclasses, each field with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from matinee.data.clips import ClipSpec
+from matinee.errors import ConfigError
+from matinee.models.classifier import ModelConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which data, and who decodes it."""
+
+    path: Annotated[str, tyro.conf.arg(aliases=["--data"])]
+    """The pack."""
+    train_split: str | None = None
+    """Samples to train on: a split, or column=value[,value…]. Default: "train" if there is one,
+    else all."""
+    val_split: str | None = None
+    """Samples to validate on. Default: "val", else "test", else none."""
+    repeats: int = 1
+    """Different clips of each sample in an epoch; more for small sets."""
+    workers: int | None = None
+    """Decoders. Default: the usable cores, at most 16."""
+    mode: Literal["processes", "threads"] = "processes"
+    """processes: nothing the training loop does slows them; threads: simple, no start-up."""
+    on_error: Literal["raise", "mask"] = "raise"
+    """A clip that cannot be read: stop with file and reason, or mask, count and log it."""
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """How weights move."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.01
+    """Peak learning rate, at this batch size."""
+    batch_size: int = 16
+    """Clips a step (the global batch)."""
+    accumulate: int = 1
+    """Split each batch into this many parts to save memory; results stay the same but for BN."""
+    epochs: int = 50
+    warmup_epochs: float = 1.0
+    """Linear from 0 to lr."""
+    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    """cosine: to 0 at the end; step: divided by 10 at 40 % and 80 % of the epochs (TSM)."""
+    momentum: float = 0.9
+    """Of SGD (Nesterov off, as in TSM)."""
+    weight_decay: float = 1e-4
+    """Not on biases and norms."""
+    clip_norm: float | None = 20.0
+    """Largest gradient norm (TSM: 20); None for no limit."""
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks = [
+            (self.lr > 0, f"--optim.lr {self.lr}: must be positive"),
+            (self.batch_size >= 1, f"--optim.batch-size {self.batch_size}: at least 1"),
+            (
+                self.accumulate >= 1 and self.batch_size % max(1, self.accumulate) == 0,
+                f"--optim.accumulate {self.accumulate} does not divide the batch size "
+                f"{self.batch_size}",
+            ),
+            (self.epochs >= 1, f"--optim.epochs {self.epochs}: at least 1"),
+            (self.warmup_epochs >= 0, f"--optim.warmup-epochs {self.warmup_epochs}: 0 or more"),
+            (0 <= self.label_smoothing < 1, f"--optim.label-smoothing {self.label_smoothing}"),
+            (
+                self.clip_norm is None or self.clip_norm > 0,
+                f"--optim.clip-norm {self.clip_norm}: positive or None",
+            ),
+        ]
+        for holds, message in checks:
+            if not holds:
+                raise ConfigError(message)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where and how the run goes."""
+
+    out: Annotated[str, tyro.conf.arg(aliases=["--out"])]
+    """Folder of the run: config.json, metrics.jsonl, last.pt."""
+    seed: int = 0
+    """Of everything random: initial weights, order, augmentation, dropout."""
+    device: str = "auto"
+    """auto: a GPU if there is one."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """bf16: autocast of matrix products and convolutions; auto: bf16 on a GPU that has it, and on a
+    CPU with AVX-512 bf16, else fp32."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl."""
+    eval_every: int = 1
+    """Epochs between validations; the last epoch is always validated."""
+    save_minutes: float = 5.0
+    """Longest time between checkpoints; one is also saved at the end of each epoch."""
+
+    def __post_init__(self) -> None:
+        for name in ("log_every", "eval_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"--run.{name.replace('_', '-')}: at least 1")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """A whole run. Recipes return one; the command line changes any field."""
+
+    data: DataConfig
+    run: RunConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
+    clip: ClipSpec = field(default_factory=ClipSpec)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> TrainConfig:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigError: unknown or missing fields.
+        """
+        config = _from_dict(TrainConfig, json.loads(text))
+        assert isinstance(config, TrainConfig)
+        return config
+
+
+def _from_dict(kind: Any, values: Any) -> Any:
+    """Build a dataclass (or tuple) from JSON values, by its type hints."""
+    if typing.get_origin(kind) is Annotated:
+        kind = typing.get_args(kind)[0]
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return values
+    if typing.get_origin(kind) is tuple:
+        return tuple(values)
+    if not dataclasses.is_dataclass(kind):
+        return values
+    hints = typing.get_type_hints(kind, include_extras=True)
+    unknown = set(values) - set(hints)
+    if unknown:
+        raise ConfigError(f"unknown setting {sorted(unknown)[0]!r} in a saved config")
+    try:
+        return kind(**{name: _from_dict(hints[name], value) for name, value in values.items()})
+    except TypeError as error:
+        raise ConfigError(f"a saved config does not fit: {error}") from None

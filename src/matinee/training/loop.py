@@ -1,0 +1,266 @@
+"""The training loop: fetch, forward, backward, clip, step, log, save, validate."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from matinee.data.loader import Batch, ClipLoader, default_workers
+from matinee.data.random import integer_seed
+from matinee.errors import ConfigError, MatineeError
+from matinee.evaluation.views import run_views
+from matinee.pack.reader import Pack
+from matinee.spans import Spans
+from matinee.tasks.classification import ClassificationTask
+from matinee.training.config import TrainConfig
+from matinee.training.optim import build_optimizer
+from matinee.training.precision import autocast, pick_device, pick_precision
+from matinee.training.progress import Progress, Silent
+from matinee.training.runfolder import RunFolder
+from matinee.training.schedule import learning_rate
+from matinee.training.setup import build_seeded, choose_splits
+from matinee.training.state import TrainState
+from matinee.training.stop import StopRequest
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended. `val` holds the last validation's metrics, None without a split.
+
+    `stopped` names the signal that ended it early; the run then resumes with `resume=True`.
+    """
+
+    out: Path
+    steps: int
+    epochs: int
+    val: dict[str, Any] | None
+    seconds: float
+    masked: int
+    stopped: str
+
+
+def train(
+    config: TrainConfig, *, resume: bool = False, progress: Progress | None = None
+) -> TrainResult:
+    """Run a config to its end, or continue a run that was stopped at any step.
+
+    Args:
+        resume: continue the run in `config.run.out`; its saved settings must be the same.
+        progress: where to report; silent when None.
+
+    Raises:
+        ConfigError: settings that contradict each other or the data.
+        ClipError: a clip cannot be read (`data.on_error="raise"`).
+        MatineeError: the loss is not finite.
+    """
+    begin = time.perf_counter()
+    say = progress or Silent()
+    folder = RunFolder(config.run.out)
+    device = pick_device(config.run.device)
+    precision, reason = pick_precision(config.run.precision, device)
+    pack = Pack(config.data.path)
+    splits = choose_splits(pack, config)
+    model, norm, weights_note = build_seeded(config, len(pack.classes), device)
+    task = ClassificationTask(model, label_smoothing=config.optim.label_smoothing)
+    parts, optim = config.optim.accumulate, config.optim
+    shared: dict[str, Any] = {
+        "clip": config.clip, "mode": config.data.mode, "on_error": config.data.on_error,
+        "device": device, "workers": config.data.workers or default_workers(),
+        "seed": config.run.seed, "mean": norm.mean, "std": norm.std,
+    }  # fmt: skip
+    loader = ClipLoader(
+        pack, split=splits.train, batch_size=optim.batch_size // parts, group=parts,
+        repeats=config.data.repeats, **shared,
+    )  # fmt: skip
+    state = TrainState(model, build_optimizer(model, optim), loader)
+    steps_per_epoch = len(loader) // parts
+    if resume:
+        _resume(folder, config, state, pack.classes, device)
+    else:
+        folder.create(config)
+    say.start(
+        total=optim.epochs * steps_per_epoch,
+        facts=[
+            f"{splits.note}; {loader.num_items} clips an epoch, {steps_per_epoch} steps",
+            f"{config.model.backbone}, shift {config.model.shift}; {weights_note}",
+            f"{device}, {precision} ({reason}); {loader.workers} decoding {loader.mode}",
+        ],
+    )
+
+    def save() -> None:
+        folder.save_checkpoint({"state": state.state_dict(), "classes": list(pack.classes)})
+
+    def validate() -> dict[str, Any] | None:
+        if splits.val is None:
+            return None
+        with ClipLoader(
+            pack, split=splits.val, batch_size=max(1, optim.batch_size // parts), views=(1, 1),
+            **shared,
+        ) as val_loader:  # fmt: skip
+            result = run_views(
+                task, val_loader, lambda: autocast(precision, device),
+                should_stop=lambda: bool(stop.name),
+            )  # fmt: skip
+        return result.metrics() if result is not None else None
+
+    val: dict[str, Any] | None = None
+    saved = time.perf_counter()
+    spans = Spans()
+    with StopRequest() as stop, loader, say:
+        while state.validated < optim.epochs and not stop.name:
+            epoch_end = (state.validated + 1) * steps_per_epoch
+            batches = iter(loader) if state.step < epoch_end else iter(())
+            window = time.perf_counter()
+            task.train()
+            while state.step < epoch_end and not stop.name:
+                lr = learning_rate(optim, state.step, steps_per_epoch)
+                _step(config, task, state, batches, lr, precision, device, spans)
+                say.step(state.step)
+                if state.step % config.run.log_every == 0 or state.step == epoch_end:
+                    row = _log_row(state, lr, steps_per_epoch, time.perf_counter() - window, spans)
+                    folder.log(**row)
+                    say.log(row)
+                    window = time.perf_counter()
+                    if time.perf_counter() - saved > 60 * config.run.save_minutes:
+                        save()
+                        saved = time.perf_counter()
+            if stop.name:
+                break
+            save()
+            saved = time.perf_counter()
+            due = (state.validated + 1) % config.run.eval_every == 0
+            if due or state.validated + 1 == optim.epochs:
+                with spans("validate"):
+                    val = validate()
+                if stop.name:
+                    break
+                if val is not None:
+                    row = {"kind": "val", "step": state.step, "epoch": state.validated + 1, **val}
+                    folder.log(**row)
+                    say.validated(row)
+            state.validated += 1
+            save()
+        if stop.name:
+            save()
+    return TrainResult(
+        out=folder.path,
+        steps=state.step,
+        epochs=state.validated,
+        val=val or _last_val(folder),
+        seconds=time.perf_counter() - begin,
+        masked=state.masked,
+        stopped=stop.name,
+    )
+
+
+def _step(
+    config: TrainConfig,
+    task: ClassificationTask,
+    state: TrainState,
+    batches: Any,
+    lr: float,
+    precision: str,
+    device: torch.device,
+    spans: Spans,
+) -> None:
+    """One optimizer step over `accumulate` batches.
+
+    Losses are sums divided by the whole batch, so accumulating equals one large batch; if clips
+    were masked, gradients are rescaled to the mean over those that were read.
+    """
+    optim, parts = config.optim, config.optim.accumulate
+    torch.manual_seed(integer_seed(config.run.seed, 0, state.step, "dropout"))
+    read = 0
+    for _ in range(parts):
+        with spans("data_wait"):
+            batch: Batch = next(batches)
+        with spans("forward"), autocast(precision, device):
+            outcome = task(batch)
+        with spans("backward"):
+            (outcome.loss / optim.batch_size).backward()
+        read += batch.num_valid
+        loss, correct = outcome.loss.detach(), outcome.correct
+        state.loss = loss if state.loss is None else state.loss + loss
+        state.correct = correct if state.correct is None else state.correct + correct
+    with spans("optimizer"):
+        if read == 0:
+            raise MatineeError(f"step {state.step}: none of the batch's clips could be read")
+        parameters = [p for p in task.parameters() if p.grad is not None]
+        if read < optim.batch_size:
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad.mul_(optim.batch_size / read)
+        if optim.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, optim.clip_norm)
+        for group in state.optimizer.param_groups:
+            group["lr"] = lr
+        state.optimizer.step()
+        state.optimizer.zero_grad(set_to_none=True)
+    state.clips += read
+    state.masked += optim.batch_size - read
+    state.step += 1
+
+
+def _log_row(
+    state: TrainState, lr: float, steps_per_epoch: int, seconds: float, spans: Spans
+) -> dict[str, Any]:
+    assert state.loss is not None and state.correct is not None
+    loss = float(state.loss) / state.clips
+    if loss != loss or loss in (float("inf"), float("-inf")):
+        raise MatineeError(
+            f"the loss is {loss} at step {state.step}: lower --optim.lr, or set --optim.clip-norm; "
+            "the last checkpoint is from before"
+        )
+    row = {
+        "kind": "train",
+        "step": state.step,
+        "epoch": state.step / steps_per_epoch,
+        "loss": loss,
+        "top1": float(state.correct) / state.clips,
+        "lr": lr,
+        "clips": state.clips,
+        "clips_per_s": state.clips / max(seconds, 1e-9),
+        "masked": state.masked,
+        "spans": spans.take(),
+    }
+    state.loss = state.correct = None
+    state.clips = 0
+    return row
+
+
+def _resume(
+    folder: RunFolder,
+    config: TrainConfig,
+    state: TrainState,
+    classes: tuple[str, ...],
+    device: torch.device,
+) -> None:
+    saved = folder.config()
+    for section in ("model", "clip", "optim"):
+        if getattr(saved, section) != getattr(config, section):
+            raise ConfigError(
+                f"{folder.path} was started with other settings in section {section!r}: resume "
+                "with the same, or start anew with another --out"
+            )
+    if saved.run.seed != config.run.seed:
+        raise ConfigError(f"{folder.path} was started with seed {saved.run.seed}")
+    if not folder.checkpoint_file.exists():
+        folder.rewind(0, validated=False)
+        return  # stopped before its first save: begin again
+    checkpoint = folder.load_checkpoint()
+    if tuple(checkpoint["classes"]) != classes:
+        raise ConfigError(f"{folder.path} was trained on other classes than this pack has")
+    state.load_state_dict(checkpoint["state"], device)
+    per_epoch = len(state.loader) // config.optim.accumulate
+    folder.rewind(state.step, validated=state.validated * per_epoch == state.step)
+
+
+def _last_val(folder: RunFolder) -> dict[str, Any] | None:
+    rows = [row for row in folder.rows() if row["kind"] == "val"]
+    return {k: v for k, v in rows[-1].items() if k not in ("kind", "step")} if rows else None
+
+

@@ -1,0 +1,54 @@
+"""Device and number format of a run, chosen with a reason."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+from matinee.errors import ConfigError
+
+
+def pick_device(wanted: str) -> torch.device:
+    """The device named, or for "auto" a GPU if there is one.
+
+    Raises:
+        ConfigError: not a device, or not here.
+    """
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise ConfigError(f"--run.device {wanted!r}: auto, cpu or cuda[:n]") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"--run.device {wanted}: torch sees no GPU here")
+    return device
+
+
+def pick_precision(wanted: str, device: torch.device) -> tuple[str, str]:
+    """"fp32" or "bf16", and why."""
+    if wanted != "auto":
+        return wanted, "as asked"
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported():
+            return "bf16", "the GPU has bf16 units"
+        return "fp32", "the GPU has no bf16 units"
+    if "avx512_bf16" in _cpu_flags() or "amx_bf16" in _cpu_flags():
+        return "bf16", "the CPU has bf16 instructions"
+    return "fp32", "the CPU has no bf16 instructions"
+
+
+def _cpu_flags() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """The context that forward passes run in."""
+    if precision == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
