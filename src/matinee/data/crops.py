@@ -48,9 +48,7 @@ def random_resized_box(
         aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
         w, h = math.sqrt(area * aspect), math.sqrt(area / aspect)
         if w <= width and h <= height:
-            return even_box(
-                rng.uniform(0, width - w), rng.uniform(0, height - h), w, h, picture
-            )
+            return even_box(rng.uniform(0, width - w), rng.uniform(0, height - h), w, h, picture)
     aspect = min(max(width / height, ratio[0]), ratio[1])
     w, h = min(width, height * aspect), min(height, width / aspect)
     return even_box((width - w) / 2, (height - h) / 2, w, h, picture)

@@ -13,4 +13,3 @@ def epoch_order(count: int, *, seed: int, epoch: int, shuffle: bool) -> NDArray[
     if not shuffle:
         return np.arange(count, dtype=np.int64)
     return generator(seed, epoch, 0, "order").permutation(count).astype(np.int64)
-

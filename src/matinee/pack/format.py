@@ -1,13 +1,13 @@
 """The layout of a pack folder: names, versions, parquet schemas, tar members.
 
-    pack.json          version, profile, classes, counts; written last, so a folder without it is
-                       unfinished
-    chunks.parquet     a row a chunk: video, position in the video, where its bytes and table lie
-    codecs.parquet     a row for each distinct decoder setup
-    files.parquet      the files the chunks lie in (shards, or indexed originals)
-    samples.parquet    a row a training sample
-    shards/000000.tar  members <video>/<start-ms>.mp4 and <video>/<start-ms>.packets.npy
-    failures.csv       what was refused or ignored, and why
+pack.json          version, profile, classes, counts; written last, so a folder without it is
+                   unfinished
+chunks.parquet     a row a chunk: video, position in the video, where its bytes and table lie
+codecs.parquet     a row for each distinct decoder setup
+files.parquet      the files the chunks lie in (shards, or indexed originals)
+samples.parquet    a row a training sample
+shards/000000.tar  members <video>/<start-ms>.mp4 and <video>/<start-ms>.packets.npy
+failures.csv       what was refused or ignored, and why
 """
 
 from __future__ import annotations

@@ -142,7 +142,9 @@ class Pack:
         found = np.flatnonzero([value in wanted for value in held])
         if not len(found):
             known = ", ".join(sorted(set(held))[:10]) or "nothing"
-            raise ConfigError(f"{self.path} has no sample with {column} {values!r}; it has: {known}")
+            raise ConfigError(
+                f"{self.path} has no sample with {column} {values!r}; it has: {known}"
+            )
         return found.astype(np.int64)
 
     def info(self, index: int) -> SampleInfo:

@@ -122,7 +122,9 @@ def _encode_all(
         # A source changed after shards were made of it: they and their parts are no longer true.
         shutil.rmtree(shards)
         tar_exists = {n: (staging / f"{n:06d}.tar").exists() for n in whole}
-        whole = {n: p if p and (tar_exists[n] or "refused" in p) else None for n, p in whole.items()}
+        whole = {
+            n: p if p and (tar_exists[n] or "refused" in p) else None for n, p in whole.items()
+        }
     open_jobs = [number for number, part in whole.items() if part is None]
     finished = resumed = len(videos) - len(open_jobs)
     seconds = sum(part["seconds"] for part in whole.values() if part)
@@ -131,9 +133,7 @@ def _encode_all(
     if not open_jobs:
         return resumed
     count = min(workers or len(os.sched_getaffinity(0)), len(open_jobs))
-    with WorkerPool(
-        count, "matinee.pack.encode_job:EncodeJob", (str(staging), profile)
-    ) as pool:
+    with WorkerPool(count, "matinee.pack.encode_job:EncodeJob", (str(staging), profile)) as pool:
         for number in open_jobs:
             pool.submit(number, (number, videos[number].id, str(videos[number].path)))
         left = set(open_jobs)
@@ -163,9 +163,7 @@ def _encode_all(
 
 def _write_part(staging: Path, number: int, video: VideoFile, part: dict[str, Any]) -> None:
     stamp = _stamp(video.path)
-    write_durably(
-        staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode()
-    )
+    write_durably(staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode())
 
 
 def _read_part(staging: Path, number: int) -> dict[str, Any]:

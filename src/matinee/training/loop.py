@@ -262,5 +262,3 @@ def _resume(
 def _last_val(folder: RunFolder) -> dict[str, Any] | None:
     rows = [row for row in folder.rows() if row["kind"] == "val"]
     return {k: v for k, v in rows[-1].items() if k not in ("kind", "step")} if rows else None
-
-

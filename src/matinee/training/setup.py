@@ -49,7 +49,9 @@ def choose_splits(pack: Pack, config: TrainConfig) -> Splits:
             f"{pack.path}: the training split has the single label {min(trained)!r}; "
             "classification needs two or more"
         )
-    note = f"train on {train or 'all samples'}, validate on {val or 'nothing: no val or test split'}"
+    note = (
+        f"train on {train or 'all samples'}, validate on {val or 'nothing: no val or test split'}"
+    )
     return Splits(train, val, note)
 
 

@@ -87,9 +87,7 @@ def hold_out(samples: Iterable[Sample], fraction: float) -> tuple[list[Sample], 
         names.sort()
         count = round(len(names) * fraction)
         held.update(names[len(names) - count :] if count else [])
-    done = [
-        replace(sample, split="val" if sample.video in held else "train") for sample in samples
-    ]
+    done = [replace(sample, split="val" if sample.video in held else "train") for sample in samples]
     note = (
         f"no splits given: the last {fraction:.0%} of each class's videos, by name, are held out "
         f"as 'val' ({len(held)} of {len({s.video for s in samples})}); --val-fraction 0 keeps all "

@@ -1,0 +1,86 @@
+"""The command line. Each command lives in a module of its own, imported only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "demo": "write a small set of videos, pack it, train, evaluate, report: the whole in minutes",
+    "pack": "encode a folder of videos into a pack that trains fast",
+    "index": "make a pack over videos where they lie, without encoding",
+    "info": "what is inside a pack; --sheet draws a contact sheet",
+    "train": "train a recipe on a pack; --resume continues exactly",
+    "eval": "top-1/5, macro F1, per class, confusion matrix; JSON and table",
+    "predict": "classify video files that were never packed",
+    "report": "one HTML page about one or several runs",
+}
+
+HELP = """usage: matinee COMMAND [options]        matinee COMMAND --help
+
+Train large video models fast, on the machine you have.
+
+{commands}
+
+From your own clips to a trained model:
+  matinee pack clips/ --out my.pack                  one folder a class, or --labels labels.csv
+  matinee train tsm --data my.pack --out runs/a      any field: --optim.lr 0.01 --clip.frames 8
+  matinee eval runs/a --views 3x1
+  matinee predict runs/a some.mp4
+
+--version prints the version; --debug behind any command shows the traceback of an error.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns the exit status.
+
+    0: done. 1: done, but something was refused (`pack`, `index`, `predict`). 2: an error, told in
+    one line. 130, 143: ended by SIGINT, SIGTERM.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    if not args or args[0] in ("-h", "--help", "help"):
+        width = max(map(len, COMMANDS))
+        rows = "\n".join(f"  {name:<{width}}  {what}" for name, what in COMMANDS.items())
+        print(HELP.format(commands=rows), end="")
+        return 0 if args else 2
+    if args[0] == "--version":
+        from matinee import __version__
+
+        print(f"matinee {__version__}")
+        return 0
+    if args[0] not in COMMANDS:
+        print(f"matinee: no command {args[0]!r}: see matinee --help", file=sys.stderr)
+        return 2
+    debug = "--debug" in args
+    args = [arg for arg in args if arg != "--debug"]
+    return _run(args[0], args[1:], debug)
+
+
+def _run(name: str, args: list[str], debug: bool) -> int:
+    from matinee.errors import MatineeError
+
+    try:
+        module = importlib.import_module(f"matinee.cli.{'evaluate' if name == 'eval' else name}")
+        status: int = module.main(args)
+        return status
+    except MatineeError as error:
+        if debug:
+            raise
+        text = " ".join(str(error).split("\n"))
+        print(f"matinee {name}: {text}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        if debug or error.errno is None:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"matinee {name}: {where}{error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"matinee {name}: stopped", file=sys.stderr)
+        return 130

@@ -1,0 +1,34 @@
+"""`matinee index`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matinee.cli.common import counting, err, parse
+from matinee.cli.pack import Source, tell
+from matinee.pack.index import index_videos
+
+
+@dataclass(frozen=True)
+class IndexCommand(Source):
+    """Make a pack over videos where they lie, without encoding: tables only, ready in seconds.
+
+    Decoding then costs what the files' own keyframes and sizes make it cost; pack for speed. The
+    originals must stay where they are and unchanged. Labels and splits as in matinee pack.
+    """
+
+
+def main(args: Sequence[str]) -> int:
+    command = parse(IndexCommand, args, "index")
+    annotations = command.annotations()
+    for note in annotations.notes:
+        err.print(note)
+    with counting("indexing", "videos") as step:
+        report = index_videos(
+            command.out,
+            annotations,
+            overwrite=command.overwrite,
+            on_progress=lambda done, total, s: step(done, total, f"videos, {s / 60:.1f} min"),
+        )
+    return tell(report, command)

@@ -1,0 +1,94 @@
+"""`matinee info`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from matinee.cli.common import out, parse, table, write_json
+from matinee.pack.reader import Pack
+
+
+@dataclass(frozen=True)
+class InfoCommand:
+    """What is inside a pack."""
+
+    pack: Annotated[Path, tyro.conf.Positional]
+    sheet: Path | None = None
+    """Draw a contact sheet to this PNG or SVG file (needs the extra [train])."""
+    json: str | None = None
+    """Write the numbers to this file; - for standard output."""
+
+
+def main(args: Sequence[str]) -> int:
+    command = parse(InfoCommand, args, "info")
+    pack = Pack(command.pack)
+    facts = describe(pack)
+    if command.json != "-":
+        _show(pack, facts)
+    write_json(command.json, facts)
+    if command.sheet is not None:
+        from matinee.measure.sheet import contact_sheet
+
+        contact_sheet(pack, command.sheet)
+        out.print(f"contact sheet: {command.sheet}")
+    return 0
+
+
+def describe(pack: Pack) -> dict[str, Any]:
+    """The facts of a pack as plain values."""
+    labels = pack.samples.column("label").to_pylist()
+    splits = pack.samples.column("split").to_pylist()
+    per_class = Counter(zip(labels, splits, strict=True))
+    sizes = Counter(f"{fmt.width}x{fmt.height}" for fmt in pack.formats)
+    return {
+        "path": str(pack.path),
+        "kind": "index of original files" if pack.meta.get("profile") is None else "pack",
+        "profile": pack.meta.get("profile"),
+        "videos": pack.num_videos,
+        "chunks": pack.num_chunks,
+        "samples": len(pack),
+        "minutes": pack.seconds / 60,
+        "frames": pack.num_frames,
+        "bytes_per_frame": pack.meta["report"]["bytes"] / max(pack.num_frames, 1),
+        "bytes": pack.meta["report"]["bytes"],
+        "picture_sizes": dict(sizes),
+        "columns": pack.samples.column_names,
+        "splits": pack.splits(),
+        "classes": [
+            {
+                "label": name,
+                **{split or "no split": per_class[(name, split)] for split in dict.fromkeys(splits)},
+            }
+            for name in pack.classes
+        ],
+        "refused": pack.meta["report"]["refused"],
+    }
+
+
+def _show(pack: Pack, facts: dict[str, Any]) -> None:
+    profile = facts["profile"]
+    how = (
+        f"{profile['name']} profile, stride {profile['stride']}, crf {profile['crf']}"
+        if profile
+        else "original files, indexed in place"
+    )
+    out.print(f"{facts['path']}: {how}")
+    out.print(
+        f"{facts['samples']} samples of {facts['videos']} videos in {facts['chunks']} chunks; "
+        f"{facts['minutes']:.1f} minutes, {facts['frames']} frames, {facts['bytes'] / 1e6:.1f} MB "
+        f"({facts['bytes_per_frame'] / 1e3:.2f} KB a frame)"
+    )
+    sizes = facts["picture_sizes"]
+    out.print(f"pictures: {', '.join(list(sizes)[:8])}{' …' if len(sizes) > 8 else ''}")
+    splits = [key for key in facts["classes"][0] if key != "label"] if facts["classes"] else []
+    if facts["classes"]:
+        rows = [[row["label"], *(row[s] for s in splits)] for row in facts["classes"]]
+        table(["class", *splits], rows)
+    if facts["refused"]:
+        out.print(f"{facts['refused']} files or samples were refused: {pack.path}/failures.csv")
