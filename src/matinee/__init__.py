@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matinee.data.clips import ClipSpec as ClipSpec
     from matinee.data.loader import Batch as Batch
     from matinee.data.loader import ClipLoader as ClipLoader
-    from matinee.inference.predict import predict as predict
     from matinee.inference.evaluate import evaluate as evaluate
+    from matinee.inference.predict import predict as predict
     from matinee.pack.index import index_videos as index_videos
     from matinee.pack.reader import Pack as Pack
     from matinee.pack.writer import write_pack as write_pack

@@ -17,6 +17,6 @@ def require(package: str, extra: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package.split(".")[0]:
+        if error.name != package.split(".", maxsplit=1)[0]:
             raise
-        raise MissingExtra(package.split(".")[0], extra) from None
+        raise MissingExtra(package.split(".", maxsplit=1)[0], extra) from None

@@ -22,7 +22,8 @@ err = Console(stderr=True, highlight=False)
 
 def parse(kind: Callable[..., T], args: Sequence[str], command: str, **more: Any) -> T:
     """Arguments of a command as a dataclass; its docstrings are the help."""
-    return tyro.cli(kind, args=args, prog=f"matinee {command}", **more)
+    parsed: T = tyro.cli(kind, args=args, prog=f"matinee {command}", **more)
+    return parsed
 
 
 def write_json(path: str | None, content: Any) -> None:

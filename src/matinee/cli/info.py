@@ -63,7 +63,9 @@ def describe(pack: Pack) -> dict[str, Any]:
         "classes": [
             {
                 "label": name,
-                **{split or "no split": per_class[(name, split)] for split in dict.fromkeys(splits)},
+                **{
+                    split or "no split": per_class[(name, split)] for split in dict.fromkeys(splits)
+                },
             }
             for name in pack.classes
         ],

@@ -110,7 +110,9 @@ def tell(report: PackReport, command: Source) -> int:
     if report.refused:
         _tell_refused(report.refused, report.out)
         return 0 if command.skip_bad else 1
-    out.print(f"next: matinee info {report.out}   matinee train tsm --data {report.out} --out runs/a")
+    out.print(
+        f"next: matinee info {report.out}   matinee train tsm --data {report.out} --out runs/a"
+    )
     return 0
 
 

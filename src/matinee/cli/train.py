@@ -62,7 +62,9 @@ def main(args: Sequence[str]) -> int:
         return 128 + int(getattr(signal, result.stopped))
     scores = ""
     if result.val is not None:
-        scores = f"validation top-1 {result.val['top1']:.3f}, macro F1 {result.val['macro_f1']:.3f}; "
+        scores = (
+            f"validation top-1 {result.val['top1']:.3f}, macro F1 {result.val['macro_f1']:.3f}; "
+        )
     masked = f", {result.masked} clips masked" if result.masked else ""
     out.print(f"{result.out}: {scores}{result.steps} steps in {result.seconds:.0f} s{masked}")
     out.print(f"next: matinee eval {result.out} --views 3x1   matinee report {result.out}")

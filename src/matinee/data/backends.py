@@ -8,6 +8,7 @@ import queue
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -107,6 +108,6 @@ def _anonymous_file(length: int) -> int:
         fd = os.memfd_create("matinee-batches", os.MFD_CLOEXEC)
     else:
         fd, name = tempfile.mkstemp()
-        os.unlink(name)
+        Path(name).unlink()
     os.ftruncate(fd, length)
     return fd

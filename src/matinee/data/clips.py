@@ -39,7 +39,7 @@ class ClipSpec:
     center_scale: float = 0.875
     """Side of the centre crop in evaluation, as part of the short side (224 of 256)."""
     flip: Literal["none", "horizontal"] = "none"
-    """horizontal: mirror half of the training clips. Off by default: labels may have a direction."""
+    """horizontal: mirror half of the training clips. Off: labels may have a direction."""
     flip_swap: tuple[str, ...] = ()
     """Classes that turn into each other when mirrored, as `left=right`; needs flip horizontal."""
     brightness: float = 0.0

@@ -1,4 +1,4 @@
-"""From I420 bytes to normalised RGB on the device, with flip and colour changes in the same pass."""
+"""From I420 bytes to normalised RGB on the device; flip and colour changes in the same pass."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ helper thread that a busy training loop could starve. Workers decode ahead by `p
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections import deque
 from collections.abc import Iterator
@@ -183,7 +184,7 @@ class ClipLoader:
         """Batches of an epoch."""
         if self.views is None:
             return self.num_items // (self.batch_size * self.group) * self.group
-        return -(-self.num_items // self.batch_size)
+        return math.ceil(self.num_items / self.batch_size)
 
     def state_dict(self) -> dict[str, int]:
         """The position: of the batches handed out, not of those decoded ahead."""
@@ -217,8 +218,7 @@ class ClipLoader:
 
     def _next(self) -> Batch:
         backend = self._start()
-        if self._planned < (self.epoch, self.position):
-            self._planned = (self.epoch, self.position)
+        self._planned = max(self._planned, (self.epoch, self.position))
         while len(self._flights) < self._prefetch and self._may_plan():
             self._submit(backend)
         flight = self._flights[0]

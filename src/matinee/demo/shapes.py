@@ -62,7 +62,8 @@ _TURNS = 0.75  # how far round the classes that circle go
 @dataclass(frozen=True)
 class Segment:
     """One labelled sample before it is drawn. Lengths are fractions of the frame's shorter side,
-    places are fractions of its width and height."""
+    places are fractions of its width and height.
+    """
 
     label: str
     frames: int
@@ -147,8 +148,10 @@ def write_shapes(
     Args:
         size: height, width in pixels; even, as 4:2:0 video asks.
         on_progress: called after each video with how many are written, and of how many.
+
     Returns:
         The path of labels.csv.
+
     Raises:
         ValueError: a count or rate below 1, or a size H.264 4:2:0 cannot hold.
     """

@@ -18,14 +18,14 @@ def confusion_matrix(
 
 
 def top_k(labels: NDArray[np.int64], probabilities: NDArray[np.float64], k: int) -> float:
-    """Part of samples whose label is among the `k` most probable classes (lower index wins ties)."""
+    """Part of samples whose label is among the `k` most probable classes; ties: lower index."""
     k = min(k, probabilities.shape[1])
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
     return float((best == labels[:, None]).any(axis=1).mean())
 
 
 def macro_f1(confusion: NDArray[np.int64]) -> float:
-    """Mean F1 over classes that occur as label or prediction; F1 = 2·hits / (labels + predictions)."""
+    """Mean over classes that occur, of F1 = 2·hits / (labels + predictions)."""
     hits = np.diag(confusion).astype(np.float64)
     total = confusion.sum(axis=0) + confusion.sum(axis=1)
     occurs = total > 0
@@ -49,7 +49,8 @@ class ClassificationResult:
 
     def metrics(self) -> dict[str, Any]:
         """top1, top5, macro_f1, per_class (label → accuracy, None if absent), confusion, samples,
-        skipped (how many)."""
+        skipped (how many).
+        """
         predicted = self.probabilities.argmax(axis=1)
         confusion = confusion_matrix(self.labels, predicted, len(self.classes))
         support = confusion.sum(axis=1)

@@ -47,7 +47,7 @@ def load_run(path: str | Path, *, device: str = "auto") -> LoadedRun:
         model.load_state_dict(checkpoint["state"]["model"])
     except RuntimeError as error:
         raise MatineeError(f"{path}: checkpoint and config differ: {error}") from None
-    model.to(where).to(memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
+    model.to(where).to(memory_format=torch.channels_last).eval()
     return LoadedRun(
         folder, config, model, normalisation, classes, where, checkpoint["state"]["step"]
     )

@@ -1,1 +1,1 @@
-"""One video file: packet table, packet plan, fused decode-crop, chunk encoder. Never imports torch."""
+"""One video: packet table, packet plan, fused decode-crop, chunk encoder. No torch here."""

@@ -210,7 +210,7 @@ def copy_planes(
     )
     at = 0
     for plane, (lines, length) in zip(frame.planes, shapes, strict=True):
-        padded = np.frombuffer(plane, np.uint8, lines * plane.line_size)
+        padded = np.frombuffer(memoryview(plane), np.uint8, lines * plane.line_size)
         target = flat[at : at + lines * length].reshape(lines, length)
         target[:] = padded.reshape(lines, plane.line_size)[:, :length]
         at += lines * length
@@ -232,7 +232,7 @@ def _decode_run(
         while not spans[at][0] <= offset < spans[at][0] + len(spans[at][1]):
             at = (at + 1) % len(spans)
         start, data = spans[at]
-        packet = av.Packet(data[offset - start : offset - start + length])
+        packet = av.Packet(bytes(data[offset - start : offset - start + length]))
         packet.pts = number if number >= 0 else None
         packet.time_base = Fraction(1, 1)
         yield from decoder.decode(packet)

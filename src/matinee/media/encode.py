@@ -10,13 +10,20 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import av
 
 from matinee.errors import MediaError
-from matinee.media.packets import PacketTable, VideoFormat, open_video, reason_of, scan_packets
-from matinee.media.packets import video_stream
+from matinee.media.packets import (
+    PacketTable,
+    VideoFormat,
+    open_video,
+    reason_of,
+    scan_packets,
+    video_stream,
+)
 from matinee.media.probe import Probe
 
 _RANGE_NAMES = {True: "pc", False: "tv"}
@@ -163,7 +170,7 @@ class _Normaliser:
         )
         chain.append(graph.add("format", "yuv420p"))
         chain.append(graph.add("buffersink"))
-        for a, b in zip(chain, chain[1:], strict=False):
+        for a, b in pairwise(chain):
             a.link_to(b)
         graph.configure()
         self._graph, self._source, self._sink = graph, chain[0], chain[-1]

@@ -54,7 +54,7 @@ class VideoFormat:
 
 @dataclass(frozen=True)
 class PacketTable:
-    """Packets of one video in decode order. All arrays are [P]; `num_frames` counts shown frames."""
+    """Packets of one video in decode order; arrays are [P]. `num_frames` counts shown frames."""
 
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
@@ -196,7 +196,8 @@ def scan_packets(source: Path | bytes) -> PacketScan:
             raise MediaError(f"damaged: {reason_of(error)}") from None
         if not rows:
             raise MediaError("holds a video stream without packets")
-        offset, size, pts, key, disposable, hidden = (np.array(column) for column in zip(*rows))
+        columns = [np.array(column) for column in zip(*rows, strict=True)]
+        offsets, sizes, pts, keys, disposables, hidden = columns
         shown = np.flatnonzero(~hidden.astype(bool))
         order = shown[np.argsort(pts[shown], kind="stable")]
         if np.any(np.diff(pts[order]) == 0):
@@ -208,11 +209,11 @@ def scan_packets(source: Path | bytes) -> PacketScan:
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         return PacketScan(
             table=PacketTable(
-                offset=offset.astype(np.int64),
-                size=size.astype(np.int64),
+                offset=offsets.astype(np.int64),
+                size=sizes.astype(np.int64),
                 frame=frame,
-                key=key.astype(bool),
-                disposable=disposable.astype(bool),
+                key=keys.astype(bool),
+                disposable=disposables.astype(bool),
             ),
             times=times - (times[0] if len(times) else 0.0),
             codec=codec_name,

@@ -72,7 +72,7 @@ class Probe:
 
     @property
     def matrix(self) -> str:
-        """ "bt601" or "bt709": as tagged, else by the usual rule of picture height."""
+        """The YCbCr matrix, "bt601" or "bt709": as tagged, else by the usual rule of height."""
         return _MATRIX.get(self.colorspace, "bt709" if self.height >= 720 else "bt601")
 
     @property
@@ -181,10 +181,12 @@ def _spacing(pts: NDArray[np.int64], base: Fraction) -> _Spacing:
 
 def _tidy(rate: Fraction) -> Fraction:
     """The nearest customary frame rate within 0.1 %, else a short fraction."""
-    for known in (*(Fraction(n) for n in range(1, 121)), *(Fraction(n * 1000, 1001) for n in (24, 30, 48, 60, 120))):  # fmt: skip
+    whole = [Fraction(n) for n in range(1, 121)]
+    ntsc = [Fraction(n * 1000, 1001) for n in (24, 30, 48, 60, 120)]
+    for known in (*whole, *ntsc):
         if abs(rate - known) <= Fraction(1, 10_000) * known:
             return known
-    close = [Fraction(n) for n in range(1, 121) if abs(rate - n) <= Fraction(1, 1000) * n]
+    close = [known for known in whole if abs(rate - known) <= Fraction(1, 1000) * known]
     return close[0] if close else rate.limit_denominator(1001)
 
 
@@ -232,7 +234,7 @@ def _orientation(frame: av.VideoFrame) -> Orientation:
         if turn is None:
             raise MediaError("is to be shown turned by an unusual angle") from None
         return _KNOWN_TURNS[turn]
-    return orientation_of(bytes(matrix)) if matrix is not None else Orientation()
+    return Orientation() if matrix is None else orientation_of(bytes(matrix))  # type: ignore[call-overload]
 
 
 def orientation_of(matrix: bytes) -> Orientation:

@@ -47,7 +47,7 @@ class VideoClassifier(nn.Module):
         self.backbone, self.frames = backbone, frames
 
     def forward(self, video_BCTHW: Tensor) -> Tensor:
-        """float [B, 3, T, H, W] → logits [B, K]."""
+        """Float [B, 3, T, H, W] → logits [B, K]."""
         clips, _, frames, _, _ = video_BCTHW.shape
         if frames != self.frames:
             raise ValueError(f"a clip of {frames} frames for a network made for {self.frames}")

@@ -29,7 +29,7 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
         previous frame's features.
     """
     fold = x.shape[1] // divisor
-    clips = x.unflatten(0, (-1, frames))  # [B, T, C, H, W]
+    clips = x.view(-1, frames, *x.shape[1:])  # [B, T, C, H, W]
     out = clips.clone(memory_format=torch.preserve_format)
     out[:, :-1, :fold] = clips[:, 1:, :fold]
     out[:, -1, :fold] = 0

@@ -1,5 +1,6 @@
 """Reading one located clip: a table, a byte range or two, a decode. Imports neither torch nor
-pyarrow, so decoding workers start fast."""
+pyarrow, so decoding workers start fast.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class Located:
 
 @dataclass(frozen=True)
 class ClipPart:
-    """The frames of a clip that lie in one chunk: `frames[i]` of the chunk goes to row `rows[i]`."""
+    """Frames of a clip in one chunk: `frames[i]` of the chunk goes to row `rows[i]`."""
 
     chunk: Located
     frames: tuple[int, ...]

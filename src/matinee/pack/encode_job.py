@@ -27,7 +27,7 @@ class EncodeJob:
         number, video, path = job
         stamp = [0, 0]
         try:
-            stat = os.stat(path)
+            stat = Path(path).stat()
             stamp = [stat.st_size, stat.st_mtime_ns]
             part = self._encode(number, video, Path(path))
         except FileNotFoundError as error:

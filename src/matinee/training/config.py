@@ -142,7 +142,7 @@ def _from_dict(kind: Any, values: Any) -> Any:
         return values
     if typing.get_origin(kind) is tuple:
         return tuple(values)
-    if not dataclasses.is_dataclass(kind):
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         return values
     hints = typing.get_type_hints(kind, include_extras=True)
     unknown = set(values) - set(hints)

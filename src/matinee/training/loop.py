@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +211,7 @@ def _log_row(
 ) -> dict[str, Any]:
     assert state.loss is not None and state.correct is not None
     loss = float(state.loss) / state.clips
-    if loss != loss or loss in (float("inf"), float("-inf")):
+    if not math.isfinite(loss):
         raise MatineeError(
             f"the loss is {loss} at step {state.step}: lower --optim.lr, or set --optim.clip-norm; "
             "the last checkpoint is from before"

@@ -28,7 +28,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def pick_precision(wanted: str, device: torch.device) -> tuple[str, str]:
-    """ "fp32" or "bf16", and why."""
+    """The number format, "fp32" or "bf16", and why."""
     if wanted != "auto":
         return wanted, "as asked"
     if device.type == "cuda":

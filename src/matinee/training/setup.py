@@ -63,5 +63,5 @@ def build_seeded(
     model, normalisation, note = build_classifier(
         config.model, num_classes=num_classes, frames=config.clip.frames
     )
-    model.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model.to(device).to(memory_format=torch.channels_last)
     return model, normalisation, note

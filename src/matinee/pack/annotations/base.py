@@ -7,14 +7,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
-VIDEO_SUFFIXES = frozenset(
-    ".mp4 .m4v .mov .mkv .webm .avi .mpg .mpeg .ts .m2ts .mts .flv .wmv .3gp .ogv .gif "
-    ".264 .h264 .265 .hevc .ivf .vob .asf .mxf .y4m".split()
-)
 # Files that lie beside videos and claim nothing: listed, but no reason to fail.
 _BYSTANDERS = frozenset(
-    ".txt .md .csv .tsv .json .jsonl .xml .yaml .yml .html .pdf .srt .vtt .sh .py .log .toml "
-    ".rst .parquet .npy .npz .pkl .tar .gz .zip .tmp".split()
+    [
+        ".txt",
+        ".md",
+        ".csv",
+        ".tsv",
+        ".json",
+        ".jsonl",
+        ".xml",
+        ".yaml",
+        ".yml",
+        ".html",
+        ".pdf",
+        ".srt",
+        ".vtt",
+        ".sh",
+        ".py",
+        ".log",
+        ".toml",
+        ".rst",
+        ".parquet",
+        ".npy",
+        ".npz",
+        ".pkl",
+        ".tar",
+        ".gz",
+        ".zip",
+        ".tmp",
+    ]
 )
 
 
