@@ -8,36 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 # Files that lie beside videos and claim nothing: listed, but no reason to fail.
-_BYSTANDERS = frozenset(
-    [
-        ".txt",
-        ".md",
-        ".csv",
-        ".tsv",
-        ".json",
-        ".jsonl",
-        ".xml",
-        ".yaml",
-        ".yml",
-        ".html",
-        ".pdf",
-        ".srt",
-        ".vtt",
-        ".sh",
-        ".py",
-        ".log",
-        ".toml",
-        ".rst",
-        ".parquet",
-        ".npy",
-        ".npz",
-        ".pkl",
-        ".tar",
-        ".gz",
-        ".zip",
-        ".tmp",
-    ]
-)
+_BYSTANDERS = {
+    ".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".jsonl", ".xml", ".yaml", ".yml", ".toml",
+    ".html", ".pdf", ".srt", ".vtt", ".sh", ".py", ".log", ".parquet", ".npy", ".npz", ".pkl",
+    ".tar", ".gz", ".zip",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

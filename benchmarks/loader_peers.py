@@ -1,0 +1,355 @@
+"""Milliseconds for a clip of 16 frames at stride 4 and 224², one thread: matinee and its peers.
+
+Three sources made of the same real footage: a 1080p file as x264 encodes by default; a 15 s chunk
+at 288p with x264's defaults; a matinee pack. Every reader crops the same share of the picture at a
+random place and scales to 224². All readers take turns clip by clip in one process pinned to one
+core, so a noisy machine disturbs them alike; medians are reported. A peer opens the file for each
+clip, as it must when a data set has more files than can stay open; `kept_open` is the same with the
+reader kept, to show what opening costs.
+
+    python benchmarks/loader_peers.py --json benchmarks/results/loader_peers.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[name] = "1"
+
+import footage  # noqa: E402
+import machine  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from matinee.media.decode import Box, frame_bytes  # noqa: E402
+from matinee.media.plan import packets_to_feed  # noqa: E402
+from matinee.pack.annotations import Annotations, Sample, VideoFile  # noqa: E402
+from matinee.pack.clip import ClipReader  # noqa: E402
+from matinee.pack.index import index_videos  # noqa: E402
+from matinee.pack.profiles import make_profile  # noqa: E402
+from matinee.pack.reader import Pack  # noqa: E402
+from matinee.pack.writer import write_pack  # noqa: E402
+
+FRAMES, STRIDE, SIZE = 16, 4, 224
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One clip: frames of `file` (numbers within it), and of `pack` (numbers within its video)."""
+
+    file: Path
+    frames: list[int]
+    pack_frames: list[int]
+    box: Box
+
+
+Read = Callable[[Clip], np.ndarray | None]
+
+
+# --- the readers ------------------------------------------------------------------------------
+
+
+def matinee(pack: Pack, pixels: str) -> Read:
+    reader = ClipReader(pack.formats)
+    out = np.empty((FRAMES, frame_bytes((SIZE, SIZE), pixels)), np.uint8)  # type: ignore[arg-type]
+    video = pack.info(0).video
+
+    def read(clip: Clip) -> np.ndarray | None:
+        parts = pack.locate(video, clip.pack_frames)
+        reader.read(parts, out, box=clip.box, size=(SIZE, SIZE), pixels=pixels)  # type: ignore[arg-type]
+        return out.reshape(FRAMES, SIZE, SIZE, 3) if pixels == "rgb" else None
+
+    return read
+
+
+def decode_only(pack: Pack) -> Read:
+    """The floor: the planned packets through FFmpeg's decoder, frames dropped."""
+    import av
+
+    fmt = pack.formats[0]
+    decoder = av.CodecContext.create(fmt.codec, "r")
+    decoder.extradata = fmt.extradata
+    decoder.thread_count = 1
+    tables = ClipReader(pack.formats)
+    video = pack.info(0).video
+
+    def read(clip: Clip) -> None:
+        for part in pack.locate(video, clip.pack_frames):
+            table = tables.table(part.chunk)
+            with Path(part.chunk.file).open("rb") as file:
+                data = os.pread(file.fileno(), part.chunk.size, part.chunk.offset)
+            packets = [
+                [av.Packet(data[table.offset[p] : table.offset[p] + table.size[p]]) for p in run]
+                for run in packets_to_feed(table, list(part.frames))
+            ]
+            begin = time.perf_counter()
+            for run in packets:
+                for packet in run:
+                    decoder.decode(packet)
+                decoder.decode(None)
+                decoder.flush_buffers()
+            read.spent += time.perf_counter() - begin  # type: ignore[attr-defined]
+
+    read.spent = 0.0  # type: ignore[attr-defined]
+    return read
+
+
+def torchcodec(seek_mode: str, keep: bool) -> Read:
+    from torchcodec.decoders import VideoDecoder
+    from torchcodec.transforms import RandomCrop, Resize
+
+    kept: dict[Path, Any] = {}
+
+    def read(clip: Clip) -> np.ndarray:
+        decoder = kept.get(clip.file)
+        if decoder is None:
+            decoder = VideoDecoder(
+                str(clip.file), seek_mode=seek_mode, num_ffmpeg_threads=1, dimension_order="NHWC",
+                transforms=[RandomCrop((clip.box.height, clip.box.width)), Resize((SIZE, SIZE))],
+            )  # fmt: skip
+            if keep:  # its crop is then the first clip's: the same work
+                kept[clip.file] = decoder
+        return decoder.get_frames_at(clip.frames).data.numpy()
+
+    return read
+
+
+def decord(keep: bool) -> Read:
+    import decord as library
+
+    kept: dict[Path, Any] = {}
+
+    def read(clip: Clip) -> np.ndarray:
+        reader = kept.get(clip.file)
+        if reader is None:
+            reader = library.VideoReader(str(clip.file), num_threads=1)
+            if keep:
+                kept[clip.file] = reader
+        whole = torch.from_numpy(reader.get_batch(clip.frames).asnumpy())
+        box = clip.box
+        part = whole[:, box.y : box.y + box.height, box.x : box.x + box.width]
+        scaled = torch.nn.functional.interpolate(
+            part.permute(0, 3, 1, 2), (SIZE, SIZE), mode="bilinear", antialias=True
+        )
+        return scaled.permute(0, 2, 3, 1).numpy()
+
+    return read
+
+
+def spdl() -> Read:
+    import spdl.io as library
+
+    def read(clip: Clip) -> np.ndarray:
+        begin, end = clip.frames[0] / footage.FPS, (clip.frames[-1] + 1) / footage.FPS
+        box = clip.box
+        filters = (
+            f"trim=start={begin - 0.25 / footage.FPS}:end={end - 0.25 / footage.FPS},"
+            f"select='not(mod(n,{STRIDE}))',"
+            f"crop={box.width}:{box.height}:{box.x}:{box.y},"
+            f"scale={SIZE}:{SIZE}:flags=bilinear,format=pix_fmts=rgb24"
+        )
+        packets = library.demux_video(str(clip.file), timestamp=(begin, end))
+        frames = library.decode_packets(packets, filter_desc=filters)
+        return library.to_numpy(library.convert_frames(frames))
+
+    return read
+
+
+def peers() -> tuple[dict[str, Read], list[str]]:
+    """Readers of the peers that are here, and the names of those that are not."""
+    makers: dict[str, Callable[[], Read]] = {
+        "torchcodec": lambda: torchcodec("exact", keep=False),
+        "torchcodec_approximate": lambda: torchcodec("approximate", keep=False),
+        "torchcodec_kept_open": lambda: torchcodec("exact", keep=True),
+        "decord": lambda: decord(keep=False),
+        "decord_kept_open": lambda: decord(keep=True),
+        "spdl": spdl,
+    }
+    found: dict[str, Read] = {}
+    absent: list[str] = []
+    for name, make in makers.items():
+        try:
+            found[name] = make()
+        except (ImportError, OSError, RuntimeError) as error:
+            absent.append(f"{name}: {str(error).splitlines()[0]}")
+    return found, absent
+
+
+# --- the sources ------------------------------------------------------------------------------
+
+
+def one(path: Path) -> Annotations:
+    return Annotations((VideoFile(path.name, path),), (Sample(path.name, path.name),))
+
+
+def prepare(folder: Path, seconds: int) -> dict[str, tuple[Pack, list[tuple[Path, int, int]]]]:
+    """For each source a pack to read it with, and its files: (path, first frame, frames)."""
+    original = folder / "original_1080p.mp4"
+    if not original.exists():
+        print(f"encoding {seconds} s of 1080p footage (minutes, once)", file=sys.stderr)
+        footage.write_x264(original, width=1920, height=1080, seconds=seconds)
+    chunk = folder / "chunk_288p.mp4"
+    if not chunk.exists():
+        footage.write_x264(chunk, width=512, height=288, seconds=15)
+    for path in (original, chunk):
+        index_videos(folder / f"{path.stem}.index", one(path), overwrite=True)
+    write_pack(folder / "layered.pack", one(original), make_profile("layered", stride=STRIDE))
+    pack = Pack(folder / "layered.pack")
+    chunks = []
+    with tarfile.open(folder / "layered.pack" / "shards" / "000000.tar") as tar:
+        tar.extractall(folder / "chunks", filter="data")
+    start = 0
+    for row in sorted((folder / "chunks" / original.name).glob("*.mp4")):
+        count = pack.locate(original.name, [start])[0].chunk
+        frames = ClipReader(pack.formats).table(count).num_frames
+        chunks.append((row, start, frames))
+        start += frames
+    return {
+        "original_1080p": (Pack(folder / "original_1080p.index"), [(original, 0, seconds * 30)]),
+        "chunk_288p_x264_default": (Pack(folder / "chunk_288p.index"), [(chunk, 0, 15 * 30)]),
+        "pack": (pack, chunks),
+    }
+
+
+def draw_clips(files: list[tuple[Path, int, int]], pack: Pack, count: int) -> list[Clip]:
+    """Random clips; starts are multiples of the stride, boxes are a random-resized crop's."""
+    from matinee.data.crops import random_resized_box
+
+    rng = np.random.default_rng(0)
+    info = pack.info(0)
+    files = [file for file in files if file[2] >= FRAMES * STRIDE]
+    clips = []
+    for _ in range(count):
+        path, first, frames = files[rng.integers(len(files))]
+        start = int(rng.integers((frames - FRAMES * STRIDE) // STRIDE + 1)) * STRIDE
+        numbers = [start + i * STRIDE for i in range(FRAMES)]
+        box = random_resized_box((info.width, info.height), rng, (0.5, 1.0), (3 / 4, 4 / 3))
+        clips.append(Clip(path, numbers, [first + n for n in numbers], box))
+    return clips
+
+
+def measure(readers: dict[str, Read], clips: list[Clip]) -> dict[str, list[float]]:
+    """Milliseconds of each clip by each reader, in turns; the first clip warms up."""
+    spent: dict[str, list[float]] = {name: [] for name in readers}
+    for number, clip in enumerate(clips):
+        for name, read in readers.items():
+            before = getattr(read, "spent", None)
+            begin = time.perf_counter()
+            read(clip)
+            seconds = time.perf_counter() - begin
+            if before is not None:  # the floor counts decoding alone
+                seconds = read.spent - before  # type: ignore[attr-defined]
+            if number:
+                spent[name].append(1000 * seconds)
+    return spent
+
+
+def check_same(readers: dict[str, Read], clip: Clip) -> dict[str, float]:
+    """Mean absolute difference of each peer's frames to ours, full picture, 0–255."""
+    ours = readers["matinee_rgb"](clip)
+    assert ours is not None
+    ours = ours.astype(np.float32)
+    differences = {}
+    for name, read in readers.items():
+        other = read(clip)
+        if other is not None and not name.startswith("matinee"):
+            assert other.shape == ours.shape, (name, other.shape)
+            differences[name] = float(np.abs(other.astype(np.float32) - ours).mean())
+    return differences
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, required=True, help="result file")
+    parser.add_argument("--clips", type=int, default=60, help="clips a source (a fifth for 1080p)")
+    parser.add_argument("--seconds", type=int, default=60, help="length of the 1080p footage")
+    parser.add_argument("--keep", type=Path, help="folder for the footage, to be used again")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    others, absent = peers()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        sources = prepare(folder, args.seconds)
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        spent: dict[str, dict[str, list[float]]] = {}
+        difference: dict[str, dict[str, float]] = {}
+        for source, (pack, files) in sources.items():
+            readers = {
+                "matinee_i420": matinee(pack, "i420"),
+                "matinee_rgb": matinee(pack, "rgb"),
+                "decode_only": decode_only(pack),
+                **others,
+            }
+            clips = draw_clips(files, pack, args.clips // (5 if "1080p" in source else 1) + 1)
+            whole = Box(0, 0, pack.info(0).width // 2 * 2, pack.info(0).height // 2 * 2)
+            same = Clip(clips[0].file, clips[0].frames, clips[0].pack_frames, whole)
+            difference[source] = check_same(readers, same)
+            spent[source] = measure(readers, clips)
+            print(f"{source}: {len(clips) - 1} clips", file=sys.stderr)
+    ms = {s: {name: median(times) for name, times in row.items()} for s, row in spent.items()}
+    spread = {
+        s: {n: [float(np.percentile(t, q)) for q in (25, 75)] for n, t in row.items()}
+        for s, row in spent.items()
+    }
+    result = {
+        "benchmark": "loader_peers",
+        "clip": {"frames": FRAMES, "stride": STRIDE, "size": SIZE, "threads": 1},
+        "machine": machine.describe("matinee", "av", "torch", "torchcodec", "decord", "spdl-io"),
+        "absent": absent,
+        "ms_per_clip": ms,
+        "quartiles": spread,
+        "floor_ms": ms["pack"]["decode_only"],
+        "mean_difference_to_ours": difference,
+        "ratios": ratios(ms),
+    }
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(result, indent=1) + "\n")
+    show(ms, result["ratios"], absent)
+
+
+def ratios(ms: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Our pack against the floor, and the fastest peer on each source against our pack."""
+    ours = ms["pack"]["matinee_i420"]
+    found = {
+        "i420_over_floor": ours / ms["pack"]["decode_only"],
+        "rgb_over_floor": ms["pack"]["matinee_rgb"] / ms["pack"]["decode_only"],
+    }
+    for source, row in ms.items():
+        opening = [t for n, t in row.items() if _is_peer(n) and not n.endswith("kept_open")]
+        kept = [t for n, t in row.items() if _is_peer(n)]
+        if opening:
+            found[f"fastest_peer_on_{source}_over_our_pack"] = min(opening) / ours
+            found[f"fastest_peer_on_{source}_kept_open_over_our_pack"] = min(kept) / ours
+    return found
+
+
+def _is_peer(name: str) -> bool:
+    return not name.startswith("matinee") and name != "decode_only"
+
+
+def show(ms: dict[str, dict[str, float]], found: Any, absent: list[str]) -> None:
+    names = list(next(iter(ms.values())))
+    print("ms per clip".ljust(26) + "".join(source.rjust(26) for source in ms))
+    for name in names:
+        print(name.ljust(26) + "".join(f"{ms[s][name]:26.1f}" for s in ms))
+    for name, value in found.items():
+        print(f"{name}: {value:.2f}")
+    for line in absent:
+        print(f"absent: {line}")
+
+
+if __name__ == "__main__":
+    main()

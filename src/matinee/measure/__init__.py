@@ -1,0 +1,1 @@
+"""Watching and explaining: what runs did, where their time went, pages that show it."""

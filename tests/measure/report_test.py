@@ -1,0 +1,340 @@
+"""A report shows what run folders hold, alone on any screen, and trusts none of their strings."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from matinee.errors import ConfigError
+from matinee.measure.examples import Candidate, choose
+from matinee.measure.plots import line_plot
+from matinee.measure.report import write_report
+from matinee.measure.rundata import comparable, curve, read_runs, span_seconds
+from matinee.pack.annotations import read_class_folders
+from matinee.pack.profiles import make_profile
+from matinee.pack.writer import write_pack
+from matinee.recipes import tsm
+
+pytest.importorskip("matplotlib")
+
+HOSTILE = "<script>alert(1)</script>"
+CLASSES = (HOSTILE, "jump $5_$6")
+CAPTION = '</script><img src="http://evil.example/x.png" onerror="alert(2)">'
+VOID = {"meta", "img", "br", "link", "input"}
+SECTIONS = ("summary", "curves", "confusion", "examples", "time", "configuration")
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page; unbalanced tags and repeated ids are errors."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.ids, self.texts, self.scripts = [], [], set(), [], []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        attributes = dict(attrs)
+        assert len(attributes) == len(attrs), f"<{tag}> repeats an attribute"
+        self.tags.append((tag, attributes))
+        if "id" in attributes:
+            assert attributes["id"] not in self.ids, attributes["id"]
+            self.ids.add(attributes["id"])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        (self.scripts if self.open and self.open[-1] == "script" else self.texts).append(data)
+
+    @property
+    def text(self):
+        return " ".join(self.texts)
+
+    @property
+    def data(self):
+        return json.loads("".join(self.scripts))
+
+
+def read(path):
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def write_video(path: Path, shade: int):
+    """12 frames of 64x48 at 12 fps, as `ffmpeg -c:v libx264` would write them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=12)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for i in range(12):
+            image = np.full((48, 64, 3), shade, np.uint8)
+            image[:, 5 * i : 5 * i + 5] = 255
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+
+
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    for split in ("train", "val"):
+        for i in range(2):
+            for j in range(2):
+                write_video(root / "videos" / split / "ab"[i] / f"{j}.mp4", 60 + 80 * i)
+    annotations = read_class_folders(root / "videos")
+    label = dict(zip("ab", CLASSES, strict=True))  # folders can't be called so, table rows can
+    samples = tuple(
+        replace(sample, label=label[sample.label], text=CAPTION) for sample in annotations.samples
+    )
+    write_pack(root / "p.pack", replace(annotations, samples=samples), make_profile(), workers=1)
+    return root / "p.pack"
+
+
+def val_metrics(confusion):
+    hits = [row[i] / sum(row) for i, row in enumerate(confusion)]
+    return {
+        "top1": sum(hits) / 2, "top5": 1.0, "macro_f1": 0.25,
+        "per_class": dict(zip(CLASSES, hits, strict=True)), "confusion": confusion,
+        "samples": 4, "skipped": 0,
+    }  # fmt: skip
+
+
+def write_run(path: Path, pack: Path, *, evaluated: bool):
+    """A run of 2 epochs as `train` and `evaluate` leave it: 3 of 4 right at the end."""
+    config = tsm(str(pack), str(path))
+    path.mkdir()
+    (path / "config.json").write_text(config.to_json())
+    (path / "environment.json").write_text(json.dumps({"torch": "2", "command": [CAPTION]}))
+    rows = []
+    for epoch, confusion in ((1, [[2, 0], [2, 0]]), (2, [[2, 0], [1, 1]])):
+        spans = {"data_wait": 1.0, "forward": 2.0, "backward": 4.0, "optimizer": 0.5}
+        rows += [
+            {"kind": "train", "step": 10 * epoch, "epoch": float(epoch), "loss": 2.0 / epoch,
+             "top1": 0.5, "lr": 0.01 / epoch, "clips": 80, "clips_per_s": 10.0, "masked": 0,
+             "spans": spans if epoch == 1 else {**spans, "validate": 1.5}},
+            {"kind": "val", "step": 10 * epoch, "epoch": epoch, **val_metrics(confusion)},
+        ]  # fmt: skip
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if evaluated:
+        predictions = [
+            {"sample": f"val/{'ab'[i]}/{j}.mp4", "index": 4 + 2 * i + j, "label": name,
+             "predicted": CLASSES[0] if (i, j) == (1, 0) else name, "probability": 0.625}
+            for i, name in enumerate(CLASSES) for j in range(2)
+        ]  # fmt: skip
+        report = {
+            "run": str(path), "step": 20, "data": str(pack), "split": "val", "views": "1x1",
+            **val_metrics([[2, 0], [1, 1]]), "classes": CLASSES, "predictions": predictions,
+        }  # fmt: skip
+        (path / "eval-val-1x1.json").write_text(json.dumps(report))
+    return path
+
+
+@pytest.fixture
+def runs(tmp_path, pack):
+    return [
+        write_run(tmp_path / "first", pack, evaluated=True),
+        write_run(tmp_path / "second & last", pack, evaluated=True),
+    ]
+
+
+def test_page_is_well_formed_and_has_every_section_and_run(tmp_path, runs):
+    page = read(write_report(tmp_path / "r.html", runs, title="A & B", intro="One.\n\nTwo."))
+    assert set(SECTIONS) <= page.ids
+    assert sum(tag == "h1" for tag, _ in page.tags) == 1
+    assert {"A & B", "One.", "Two.", "first", "second & last", "75.0 %"} <= set(page.texts)
+    assert {run["name"] for run in page.data["runs"]} == {"first", "second & last"}
+    assert page.data["runs"][0]["scores"]["confusion"] == [[2, 0], [1, 1]]
+    # loss, top-1, learning rate, two confusion matrices, class bars, time
+    plots = [held for tag, held in page.tags if tag == "svg" and held.get("role") == "img"]
+    assert len(plots) == 7
+    assert all(len(held["aria-label"]) > 20 for held in plots)
+
+
+def test_page_loads_nothing_and_runs_nothing(tmp_path, runs):
+    page = read(write_report(tmp_path / "r.html", runs))
+    for tag, held in page.tags:
+        for name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster"):
+            assert held.get(name, "#").startswith(("#", "data:image/")), (tag, held)
+        assert not any(name.startswith("on") for name in held), (tag, held)
+        assert tag not in ("link", "iframe", "object", "embed", "base")
+        assert "url(" not in re.sub(r"url\(#", "", held.get("style") or "")
+    assert [h["type"] for tag, h in page.tags if tag == "script"] == ["application/json"]
+    source = (tmp_path / "r.html").read_text(encoding="utf-8")
+    style = source[source.index("<style>") : source.index("</style>")]
+    assert "@import" not in style
+    assert "url(" not in style
+
+
+def test_every_reference_inside_the_page_has_its_target(tmp_path, runs):
+    source = write_report(tmp_path / "r.html", runs).read_text(encoding="utf-8")
+    used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', source)
+    assert len(used) > 20
+    assert {name for pair in used for name in pair if name} <= Page(source).ids
+
+
+def test_hostile_labels_and_captions_stay_text(tmp_path, runs):
+    path = write_report(tmp_path / "r.html", runs, title=CAPTION, intro=CAPTION)
+    page, source = read(path), path.read_text(encoding="utf-8")
+    assert source.count("<script") == source.count("</script") == 1
+    assert '<img src="http' not in source
+    assert HOSTILE in page.texts
+    assert f"“{CAPTION}”" in page.text
+    assert page.data["title"] == CAPTION
+    assert page.data["examples"][0]["text"] == CAPTION
+    assert "jump $5_$6" in page.texts  # not read as a formula
+
+
+def test_same_runs_give_the_same_bytes(tmp_path, runs):
+    first = write_report(tmp_path / "a.html", runs).read_bytes()
+    assert write_report(tmp_path / "sub" / "b.html", runs).read_bytes() == first
+
+
+def test_examples_show_frames_and_mark_right_and_wrong_in_words(tmp_path, runs):
+    page = read(write_report(tmp_path / "r.html", runs, examples=4))
+    images = [held for tag, held in page.tags if tag == "img"]
+    assert len(images) == 4 * 8
+    assert {(h["width"], h["height"]) for h in images} == {("128", "96")}
+    assert all(h["src"].startswith("data:image/jpeg;base64,") and h["alt"] for h in images)
+    assert page.texts.count("✗ wrong") == 2  # one sample, by both runs
+    assert page.texts.count("✓ right") == 6
+    assert "62.5 %" in page.text
+
+
+def test_run_without_evaluation_uses_its_last_validation(tmp_path, pack):
+    run = write_run(tmp_path / "plain", pack, evaluated=False)
+    page = read(write_report(tmp_path / "r.html", [run]))
+    assert set(SECTIONS) <= page.ids
+    assert page.data["runs"][0]["scores"]["confusion"] == [[2, 0], [1, 1]]
+    assert "validation during training, epoch 2" in page.texts
+    assert any(tag == "img" for tag, _ in page.tags)
+    assert "✓ right" not in page.texts
+    assert "without predictions" in page.text
+
+
+def test_page_is_written_although_the_pack_is_gone(tmp_path, pack):
+    moved = tmp_path / "moved.pack"
+    shutil.copytree(pack, moved)
+    run = write_run(tmp_path / "run", moved, evaluated=True)
+    shutil.rmtree(moved)
+    page = read(write_report(tmp_path / "r.html", [run]))
+    assert "75.0 %" in page.texts
+    assert "is no pack" in page.text
+    assert not any(tag == "img" for tag, _ in page.tags)
+
+
+def test_run_that_has_just_begun_makes_a_page(tmp_path, pack):
+    run = write_run(tmp_path / "new", pack, evaluated=False)
+    (run / "metrics.jsonl").unlink()
+    page = read(write_report(tmp_path / "r.html", [run]))
+    assert set(SECTIONS) <= page.ids
+    assert {"No run was validated.", "No times were recorded."} <= set(page.texts)
+
+
+def test_seconds_add_up_to_the_logged_time(tmp_path, pack):
+    """160 clips at 10 clips/s are 16 s; validation comes on top."""
+    run = read_runs([write_run(tmp_path / "run", pack, evaluated=False)])[0]
+    seconds = span_seconds(run)
+    assert list(seconds) == ["data_wait", "forward", "backward", "optimizer", "validate", "other"]
+    assert seconds["other"] == pytest.approx(1.0)
+    assert sum(seconds.values()) == pytest.approx(16 + 1.5)
+    page = read(write_report(tmp_path / "r.html", [run.path]))
+    assert "the time of 1 of 2 validations was not logged" in page.text
+
+
+def test_different_views_are_called_incomparable(tmp_path, runs):
+    assert comparable(read_runs(runs))
+    file = runs[1] / "eval-val-1x1.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"views": "3x1"}))
+    assert not comparable(read_runs(runs))
+    assert "not directly comparable" in read(write_report(tmp_path / "r.html", runs)).text
+
+
+def test_own_validation_split_and_newest_step_count(tmp_path, pack):
+    run = write_run(tmp_path / "run", pack, evaluated=True)
+    report = json.loads((run / "eval-val-1x1.json").read_text())
+    for name, change in (
+        ("train-1x1", {"split": "train", "top1": 1.0}),
+        ("old-1x1", {"step": 10, "top1": 0.1}),
+        ("val-3x1", {"views": "3x1", "top1": 0.8}),
+    ):
+        (run / f"eval-{name}.json").write_text(json.dumps(report | change))
+    scores = read_runs([run])[0].scores
+    assert scores is not None
+    assert (scores.source, scores.top1) == ("eval-val-3x1.json", 0.8)
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path, pack):
+    for parent in ("a", "b"):
+        (tmp_path / parent).mkdir()
+        write_run(tmp_path / parent / "run", pack, evaluated=False)
+    paths = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "b" / "run"]
+    assert [run.name for run in read_runs(paths)] == [
+        str(paths[0]), str(paths[1]), f"{paths[1]} (2)"
+    ]  # fmt: skip
+
+
+def test_user_errors_say_what_is_wrong(tmp_path, runs):
+    with pytest.raises(ConfigError, match="at least one run"):
+        write_report(tmp_path / "r.html", [])
+    with pytest.raises(ConfigError, match="no run"):
+        write_report(tmp_path / "r.html", [tmp_path])
+    (runs[0] / "eval-val-1x1.json").write_text('{"top1": 1')
+    with pytest.raises(ConfigError, match=r"eval-val-1x1\.json is damaged"):
+        write_report(tmp_path / "r.html", runs)
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_many_classes_make_a_table_of_mistakes(tmp_path, pack):
+    run = write_run(tmp_path / "run", pack, evaluated=False)
+    names = [f"class {i}" for i in range(60)]
+    confusion = np.eye(60, dtype=int) * 5
+    confusion[7, 31] = 9
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    row |= {"per_class": dict.fromkeys(names, 1.0), "confusion": confusion.tolist()}
+    row["samples"] = int(confusion.sum())
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row | {"step": 30, "epoch": 3}) + "\n")
+    page = read(write_report(tmp_path / "r.html", [run]))
+    assert "Most frequent mistakes of run" in page.texts
+    at = page.texts.index("taken for")
+    assert [t for t in page.texts[at:] if t.strip()][2:5] == ["class 7", "class 31", "9"]
+
+
+def test_examples_take_classes_in_turn_and_mistakes_first():
+    held = [Candidate(i, str(i), label, i % 5 == 4) for i, label in enumerate("aaaaabbbbbccccc")]
+    chosen = choose(held, 6)
+    assert [c.label for c in chosen] == list("abcabc")
+    assert [c.sample for c in chosen] == ["4", "5", "14", "0", "9", "10"]
+    assert len(choose(held, 99)) == 15
+    assert choose(held, 0) == []
+    assert [c.label for c in choose(held, 2)] == ["a", "c"]
+
+
+def test_long_curves_are_averaged_to_few_points():
+    rows = [{"epoch": i / 100, "loss": float(i % 2)} for i in range(10_000)]
+    points = curve(rows, "loss")
+    assert points.shape == (2, 400)
+    assert np.allclose(points[1], 0.5, atol=0.03)
+    assert curve([{"epoch": 1, "lr": 0.1}], "loss").shape == (2, 0)
+
+
+def test_drawing_leaves_matplotlib_as_it_was():
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    svg = line_plot("x", [np.array([[1.0, 2.0], [3.0, 1.0]])], about="falls")
+    assert dict(matplotlib.rcParams) == before
+    assert "var(--run0)" in svg
+    assert "#0a0b" not in svg
+    assert "<metadata" not in svg
