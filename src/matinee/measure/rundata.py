@@ -17,8 +17,8 @@ from matinee.training.config import TrainConfig
 from matinee.training.runfolder import RunFolder
 
 OTHER = "other"
-SPANS = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "validate")
-_IN_WINDOW = frozenset(SPANS) - {"validate"}
+SPANS = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "validate", "save")
+_IN_WINDOW = frozenset(SPANS) - {"validate", "save"}
 _MOST_POINTS = 400
 
 

@@ -93,7 +93,8 @@ def train(
     )
 
     def save() -> None:
-        folder.save_checkpoint({"state": state.state_dict(), "classes": list(pack.classes)})
+        with spans("save"):
+            folder.save_checkpoint({"state": state.state_dict(), "classes": list(pack.classes)})
 
     def validate() -> dict[str, Any] | None:
         if splits.val is None:
@@ -140,7 +141,10 @@ def train(
                 if stop.name:
                     break
                 if val is not None:
-                    row = {"kind": "val", "step": state.step, "epoch": state.validated + 1, **val}
+                    row = {
+                        "kind": "val", "step": state.step, "epoch": state.validated + 1,
+                        "split": splits.val, "views": "1x1", **val, "spans": spans.take(),
+                    }  # fmt: skip
                     folder.log(**row)
                     say.validated(row)
             state.validated += 1
@@ -262,4 +266,5 @@ def _resume(
 
 def _last_val(folder: RunFolder) -> dict[str, Any] | None:
     rows = [row for row in folder.rows() if row["kind"] == "val"]
-    return {k: v for k, v in rows[-1].items() if k not in ("kind", "step")} if rows else None
+    extra = ("kind", "step", "epoch", "split", "views", "spans")
+    return {k: v for k, v in rows[-1].items() if k not in extra} if rows else None
