@@ -54,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         print(f"matinee: no command {args[0]!r}: see matinee --help", file=sys.stderr)
         return 2
+    # Torch's CPU threads spin while they wait for each other; beside decoding workers, or on a
+    # busy machine, they then hold the very cores the others need (measured: steps 5 times slower
+    # with one core taken). Waiting passively must be asked for before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     return _run(args[0], args[1:], debug)

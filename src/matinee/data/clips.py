@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from matinee.data.crops import center_box, multi_scale_box, random_resized_box
+from matinee.data.crops import center_box, multi_scale_box, random_part, random_resized_box
 from matinee.data.sampling import Short, dense, uniform_segments
 from matinee.errors import ConfigError
 from matinee.media.decode import Box
@@ -49,7 +49,9 @@ class ClipSpec:
     saturation: float = 0.0
     """Training scales the distance from grey of equal luma by a factor from [1 - s, 1 + s]."""
     grayscale: float = 0.0
-    """Probability that a training clip loses all colour."""
+    """Probability that a training clip loses all colour; at 1 evaluation does without it too."""
+    erasing: float = 0.0
+    """Probability that a box of 2–20 % of a training clip is blanked (arXiv 1708.04896)."""
     short: Short = "loop"
     """A sample shorter than a dense clip: start over, hold the last frame, or refuse."""
     align: bool = True
@@ -83,6 +85,7 @@ class ClipSpec:
                     ("contrast", self.contrast),
                     ("saturation", self.saturation),
                     ("grayscale", self.grayscale),
+                    ("erasing", self.erasing),
                 )
             ),
         ]
@@ -117,7 +120,8 @@ class ClipPlan:
     """One clip: which frames, which crop, mirrored or not, which colours.
 
     `frames` are numbers within the video; `color` holds the factors (brightness, contrast,
-    saturation).
+    saturation); `erase` is the part (top, bottom, left, right) in [0, 1] of the output that is
+    blanked in all frames.
     """
 
     sample: str
@@ -126,6 +130,7 @@ class ClipPlan:
     box: Box
     flip: bool = False
     color: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    erase: tuple[float, float, float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -166,9 +171,9 @@ def plan_training_clip(info: SampleInfo, spec: ClipSpec, rng: np.random.Generato
         1 + spec.contrast * float(draw[1]),
         0.0 if gray else 1 + spec.saturation * float(draw[2]),
     )
-    return ClipPlan(
-        info.id, info.video, tuple((frames + info.first_frame).tolist()), box, flip, color
-    )
+    erase = random_part(rng) if rng.random() < spec.erasing else None
+    numbers = tuple((frames + info.first_frame).tolist())
+    return ClipPlan(info.id, info.video, numbers, box, flip, color, erase)
 
 
 def plan_evaluation_clip(info: SampleInfo, spec: ClipSpec, view: View) -> ClipPlan:
@@ -192,4 +197,6 @@ def plan_evaluation_clip(info: SampleInfo, spec: ClipSpec, view: View) -> ClipPl
         box = center_box(picture, spec.center_scale)
     else:
         box = center_box(picture, 1.0, place=view.spatial / (view.of_spatial - 1))
-    return ClipPlan(info.id, info.video, tuple((frames + info.first_frame).tolist()), box)
+    numbers = tuple((frames + info.first_frame).tolist())
+    color = (1.0, 1.0, 0.0 if spec.grayscale == 1 else 1.0)
+    return ClipPlan(info.id, info.video, numbers, box, color=color)

@@ -68,3 +68,14 @@ def multi_scale_box(picture: tuple[int, int], rng: np.random.Generator) -> Box:
              (1, 1), (3, 1), (1, 3), (3, 3)]  # fmt: skip
     col, row = steps[rng.integers(len(steps))]
     return even_box((width - w) * col / 4, (height - h) * row / 4, w, h, picture)
+
+
+def random_part(rng: np.random.Generator) -> tuple[float, float, float, float]:
+    """(top, bottom, left, right) in [0, 1]: a box of 2–20 % of the area, aspect within e.
+
+    Source: Random Erasing, arXiv 1708.04896, §3.2.
+    """
+    area, aspect = rng.uniform(0.02, 0.2), math.exp(rng.uniform(-1, 1))
+    height, width = min(1.0, math.sqrt(area / aspect)), min(1.0, math.sqrt(area * aspect))
+    top, left = rng.uniform(0, 1 - height), rng.uniform(0, 1 - width)
+    return top, top + height, left, left + width

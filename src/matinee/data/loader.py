@@ -317,6 +317,10 @@ class ClipLoader:
             mean=self._mean,
             std=self._std,
         )
+        for row, plan in enumerate(flight.plans):
+            if plan.erase is not None:  # after normalisation 0 is the mean colour
+                top, bottom, left, right = (round(part * self.clip.size) for part in plan.erase)
+                video[row, :, :, top:bottom, left:right] = 0
         return Batch(
             video=video,
             target=torch.tensor(flight.targets).to(self.device),

@@ -16,6 +16,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from matinee.media.encode import reproducible
+
 # Note [Only the order tells]
 # The second class of a pair is the first with its frames in reverse; the motion is even, without
 # easing or rest at either end. All else is drawn without looking at the class, so for each segment
@@ -232,13 +234,8 @@ def _distance(shape: str, dx: NDArray[np.float32], dy: NDArray[np.float32]) -> N
 
 
 def _write_video(path: Path, segments: list[Segment], *, size: tuple[int, int], fps: int) -> None:
-    """Encode the segments one after the other into an H.264 MP4, much as ffmpeg would.
-
-    Two settings keep the bytes the same from run to run: one encoder thread, because their number
-    changes the bytes; and no macroblock tree, because x264 165 with AVX-512 gave other bytes for
-    the same frames, call to call, at widths of 96 and 112 (not at 128, nor held to AVX2).
-    """
-    options = {"crf": "23", "preset": "veryfast", "threads": "1", "x264-params": "mbtree=0"}
+    """Encode the segments one after the other into an H.264 MP4, much as ffmpeg would."""
+    options = {"crf": "23", "preset": "veryfast", "x264-params": reproducible()}
     with av.open(str(path), "w") as container:
         stream = container.add_stream("libx264", rate=fps, options=options)
         stream.height, stream.width = size

@@ -21,8 +21,8 @@ def load_weights(model: nn.Module, path: str) -> str:
     Raises:
         ConfigError: no such file, not a state dict, or keys that do not fit.
     """
-    state = read_state_dict(Path(path))
     own = model.state_dict()
+    state = _timm_keys(read_state_dict(Path(path)), own)
     head = model.pretrained_cfg.get("classifier", "fc")  # type: ignore[union-attr, operator]
     heads = (head,) if isinstance(head, str) else tuple(head)
     misfits = [k for k in state if k in own and state[k].shape != own[k].shape]
@@ -44,6 +44,17 @@ def load_weights(model: nn.Module, path: str) -> str:
         )
     classifier = "a new classifier" if misfits else "classifier included"
     return f"weights: {len(kept)} tensors from {path}, {classifier}"
+
+
+def _timm_keys(state: dict[str, Tensor], own: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Keys of the efficientnet_pytorch layout (`_conv_stem`, `_blocks.0._bn1`, …) as timm's.
+
+    Both projects register the same tensors in the same order, so they pair one to one; the caller
+    checks the shapes.
+    """
+    if "_conv_stem.weight" not in state or len(state) != len(own):
+        return state
+    return dict(zip(own, state.values(), strict=True))
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:

@@ -94,8 +94,7 @@ class RunConfig:
     device: str = "auto"
     """auto: a GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: autocast of matrix products and convolutions; auto: bf16 on a GPU that has it, and on a
-    CPU with AVX-512 bf16, else fp32."""
+    """bf16: autocast of matrix products and convolutions; auto: bf16 on a GPU that has it."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     eval_every: int = 1

@@ -9,7 +9,7 @@ from matinee.training.config import OptimConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """SGD or AdamW; biases and norm parameters (one dimension) are not decayed.
+    """SGD or AdamW, fused; biases and norm parameters (one dimension) are not decayed.
 
     Source: no decay on 1-D parameters, Bag of Tricks, arXiv 1812.01187, §3.1.
     """
@@ -20,5 +20,5 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         {"params": plain, "weight_decay": 0.0},
     ]
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
-    return torch.optim.AdamW(groups, lr=config.lr)
+        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
+    return torch.optim.AdamW(groups, lr=config.lr, fused=True)
