@@ -99,3 +99,35 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}: set MATINEE_DATA")
     return folder
+
+
+@pytest.fixture(scope="session")
+def clips_pack(film: Film, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of two classes, nine short films each, of two picture sizes; three each held out."""
+    from matinee.pack.annotations import read_class_folders
+    from matinee.pack.profiles import make_profile
+    from matinee.pack.writer import write_pack
+
+    root = tmp_path_factory.mktemp("clips")
+    for number, label in enumerate(("left", "right")):
+        for i in range(9):
+            film(
+                root / "films" / label / f"{i}.mp4",
+                frames=30 + 5 * i,
+                size=(64, 48) if i % 2 else (80, 64),
+                content=bars(30 + 5 * i, (64, 48) if i % 2 else (80, 64), number),
+            )
+    annotations = read_class_folders(root / "films", val_fraction=1 / 3)
+    write_pack(root / "clips.pack", annotations, make_profile("layered", crf=20), workers=2)
+    return root / "clips.pack"
+
+
+def bars(count: int, size: tuple[int, int], direction: int):
+    """A bright bar on grey that goes right (0) or left (1)."""
+    width, height = size
+    for number in range(count):
+        picture = np.full((height, width, 3), 90, np.uint8)
+        place = int(number / count * (width - 8))
+        x = width - 8 - place if direction else place
+        picture[:, x : x + 8] = (240, 200, 40)
+        yield picture

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, or its kind if it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 class MatineeError(Exception):
     """Root of every error a user can cause; the command line prints it as one line."""
 

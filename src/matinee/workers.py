@@ -152,13 +152,19 @@ class _Worker:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         code = "from matinee.workers import _serve; _serve()"
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", code, str(jobs.fileno()), str(theirs.fileno())],
-                pass_fds=(jobs.fileno(), theirs.fileno(), *pass_fds),
-                stdin=subprocess.DEVNULL,
-                env=environment,
-            )
+        # Ctrl-C and a scheduler's SIGTERM reach the whole process group; when to end is the
+        # parent's business. A blocked signal is inherited, so there is no moment without it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            with theirs:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-c", code, str(jobs.fileno()), str(theirs.fileno())],
+                    pass_fds=(jobs.fileno(), theirs.fileno(), *pass_fds),
+                    stdin=subprocess.DEVNULL,
+                    env=environment,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self.socket.sendall(_LENGTH.pack(len(setup)) + setup)
 
     def receive(self) -> list[tuple[Any, ...]]:
@@ -207,7 +213,6 @@ def _close(jobs: socket.socket, jobs_child: socket.socket, workers: dict[int, _W
 
 def _serve() -> None:
     """Main of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     jobs = socket.socket(fileno=int(sys.argv[1]))
     results = socket.socket(fileno=int(sys.argv[2]))
 

@@ -166,7 +166,7 @@ def test_full_range_becomes_limited_with_the_same_colours(tmp_path, film, pix_fm
     source = probe(path)
     assert source.full_range
     frame = normalise(path)[0]
-    assert 15 <= luma(frame).min() and luma(frame).max() <= 236
+    assert luma(frame).min() >= 15 and luma(frame).max() <= 236
     assert np.abs(rgb(frame).astype(int) - colour).max() <= 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -150,7 +151,7 @@ def test_byte_ranges_cover_every_packet_and_join_small_gaps(packets, gap):
     offset = np.array([a for a, _ in packets], dtype=np.int64)
     size = np.array([n for _, n in packets], dtype=np.int64)
     ranges = byte_ranges(offset, size, max_gap=gap)
-    assert all(b[0] - a[1] > gap for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(b[0] - a[1] > gap for a, b in pairwise(ranges))
     for a, n in packets:
         assert sum(start <= a and a + n <= end for start, end in ranges) == 1
     edges = {a for a, _ in packets} | {a + n for a, n in packets}

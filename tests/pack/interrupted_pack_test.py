@@ -45,6 +45,11 @@ def tree(out: Path) -> dict[str, bytes]:
     return {str(p.relative_to(out)): p.read_bytes() for p in files}
 
 
+def differing(a: dict[str, bytes], b: dict[str, bytes]) -> list[str]:
+    """Names only: pytest would spend minutes on a diff of bytes."""
+    return sorted(name for name in a | b if a.get(name) != b.get(name))
+
+
 @pytest.fixture(scope="module")
 def films(tmp_path_factory, film) -> list[Path]:
     """Six sound films and one that is none."""
@@ -77,7 +82,7 @@ def test_a_killed_run_continues_to_the_same_bytes(tmp_path, films, undisturbed, 
             process.kill()
     report = write_pack(out, annotate(films), PROFILE, workers=2)
     assert report.videos == 6 and len(report.refused) == 1
-    assert tree(out) == undisturbed
+    assert differing(tree(out), undisturbed) == []
     assert not (out / ".staging").exists()
 
 
@@ -129,7 +134,7 @@ def test_dying_at_any_step_of_assembling_loses_nothing(tmp_path, films, monkeypa
         shutil.copytree(ready, out)
         died = run_until(monkeypatch, steps, lambda out=out: write_pack(out, annotations, PROFILE))
         again = write_pack(out, annotations, PROFILE, workers=1)
-        assert tree(out) == expected, f"after dying at step {steps}"
+        assert differing(tree(out), expected) == [], f"after dying at step {steps}"
         assert again.videos == 2
         assert not (out / ".staging").exists(), f"staging left after dying at step {steps}"
         shutil.rmtree(out)
@@ -193,7 +198,7 @@ def test_a_source_that_changed_in_between_is_encoded_anew(tmp_path, film, monkey
     assert report.resumed == (0 if shards_made else 1)
     fresh = tmp_path / "fresh"
     write_pack(fresh, annotations, PROFILE, workers=1)
-    assert tree(out) == tree(fresh)
+    assert differing(tree(out), tree(fresh)) == []
     assert Pack(out).info(0).num_frames == 20
 
 
@@ -211,5 +216,5 @@ def test_an_unfinished_pack_of_other_settings_is_kept(tmp_path, films, monkeypat
     other = make_profile(preset="ultrafast", stride=2)
     with pytest.raises(PackError, match="--overwrite"):
         write_pack(out, annotate(films[:2]), other, workers=1)
-    assert tree(out) == before
+    assert differing(tree(out), before) == []
     assert write_pack(out, annotate(films[:2]), other, workers=1, overwrite=True).resumed == 0

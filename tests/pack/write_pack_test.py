@@ -310,7 +310,7 @@ def test_a_full_disk_while_assembling_says_so_and_the_next_run_continues(
     name = {"shard": ".tar.tmp", "table": "chunks.parquet.tmp", "manifest": "pack.json.tmp"}[step]
 
     def full(fd: int) -> None:
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(name):
+        if Path(f"/proc/self/fd/{fd}").readlink().name.endswith(name):
             hits.append(name)
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(fd)
@@ -355,7 +355,8 @@ def test_the_number_of_workers_changes_no_byte(tmp_path, film):
         write_pack(out, annotate(*paths), PROFILE, workers=workers)
         files = sorted(p for p in out.rglob("*") if p.is_file())
         trees.append({str(p.relative_to(out)): p.read_bytes() for p in files})
-    assert trees[0] == trees[1]
+    # names, not contents: pytest would spend minutes on a diff of bytes
+    assert [n for n in trees[0] | trees[1] if trees[0].get(n) != trees[1].get(n)] == []
     assert set(trees[0]) == {
         "pack.json", "chunks.parquet", "codecs.parquet", "files.parquet", "samples.parquet",
         "shards/000000.tar", "failures.csv",

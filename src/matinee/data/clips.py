@@ -28,6 +28,9 @@ class ClipSpec:
     """uniform: one frame from each of T equal segments (TSN); dense: T frames, `stride` apart."""
     stride: int = 4
     """Frames between two frames of a dense clip; pack with the same stride for fast decoding."""
+    modality: Literal["rgb", "difference"] = "rgb"
+    """difference: each frame minus the one before it, so that only what moves is seen; T + 1 frames
+    are decoded (TSN, arXiv 1608.00859, §3.2)."""
     size: int = 112
     """Height and width of the clip in pixels; even."""
     crop: Literal["random-resized", "multi-scale", "center"] = "random-resized"
@@ -93,6 +96,11 @@ class ClipSpec:
             if not holds:
                 raise ConfigError(message)
 
+    @property
+    def decoded_frames(self) -> int:
+        """Frames to decode for a clip."""
+        return self.frames + (self.modality == "difference")
+
     def swaps(self, classes: tuple[str, ...]) -> dict[int, int]:
         """Class index → class index when mirrored.
 
@@ -150,10 +158,10 @@ def plan_training_clip(info: SampleInfo, spec: ClipSpec, rng: np.random.Generato
         ConfigError: the sample is too short and `spec.short` is "refuse".
     """
     if spec.sampling == "uniform":
-        frames = uniform_segments(info.num_frames, spec.frames, rng=rng)
+        frames = uniform_segments(info.num_frames, spec.decoded_frames, rng=rng)
     else:
         frames = dense(
-            info.num_frames, spec.frames, spec.stride, rng=rng, short=spec.short,
+            info.num_frames, spec.decoded_frames, spec.stride, rng=rng, short=spec.short,
             align=info.first_frame if spec.align else -1,
         )  # fmt: skip
     picture = (info.width, info.height)
@@ -184,11 +192,11 @@ def plan_evaluation_clip(info: SampleInfo, spec: ClipSpec, view: View) -> ClipPl
     """
     if spec.sampling == "uniform":
         phase = (view.temporal + 0.5) / view.of_temporal
-        frames = uniform_segments(info.num_frames, spec.frames, phase=phase)
+        frames = uniform_segments(info.num_frames, spec.decoded_frames, phase=phase)
     else:
         last = view.of_temporal - 1
         frames = dense(
-            info.num_frames, spec.frames, spec.stride, short=spec.short,
+            info.num_frames, spec.decoded_frames, spec.stride, short=spec.short,
             position=view.temporal / last if last else 0.5,
             align=info.first_frame if spec.align else -1,
         )  # fmt: skip

@@ -317,6 +317,8 @@ class ClipLoader:
             mean=self._mean,
             std=self._std,
         )
+        if self.clip.modality == "difference":
+            video = video[:, :, 1:] - video[:, :, :-1]
         for row, plan in enumerate(flight.plans):
             if plan.erase is not None:  # after normalisation 0 is the mean colour
                 top, bottom, left, right = (round(part * self.clip.size) for part in plan.erase)
@@ -333,7 +335,7 @@ class ClipLoader:
     def _start(self) -> Backend:
         if self._backend is None:
             pixels = frame_bytes((self.clip.size, self.clip.size))
-            shape = (self._prefetch + 1, self.batch_size, self.clip.frames, pixels)
+            shape = (self._prefetch + 1, self.batch_size, self.clip.decoded_frames, pixels)
             make = Processes if self.mode == "processes" else Threads
             self._backend = make(self.workers, self.pack.formats, shape)
             self._free = list(range(shape[0]))

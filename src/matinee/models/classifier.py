@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from matinee.errors import ConfigError
+from matinee.errors import ConfigError, first_line
 from matinee.extras import require
 from matinee.models.shift import add_temporal_shift
 from matinee.models.weights import load_weights
@@ -88,7 +88,7 @@ def build_classifier(
             raise
         raise ConfigError(
             f"the weights of {config.backbone} could not be fetched "
-            f"({str(error).splitlines()[0][:120]}): give a file with --model.pretrained FILE, "
+            f"({first_line(error)[:120]}): give a file with --model.pretrained FILE, "
             "or train from scratch with --model.pretrained none"
         ) from None
     note = "weights: from scratch"

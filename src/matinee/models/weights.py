@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from matinee.errors import ConfigError
+from matinee.errors import ConfigError, first_line
 from matinee.extras import require
 
 
@@ -72,9 +72,9 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
-        raise ConfigError(f"{path} cannot be read: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{path} cannot be read: {first_line(error)}") from None
     except Exception as error:  # pickle and safetensors errors have no common base
-        raise ConfigError(f"{path} is no file of weights: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"{path} is no file of weights: {first_line(error)}") from None
     for name in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(name), dict):
             state = state[name]

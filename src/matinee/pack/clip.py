@@ -5,6 +5,7 @@ pyarrow, so decoding workers start fast.
 from __future__ import annotations
 
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class ClipReader:
         self._formats = formats
         self._decoder = ClipDecoder()
         self._files: OrderedDict[str, int] = OrderedDict()
+        self._finalizer = weakref.finalize(self, _close_all, self._files)
         self._tables: OrderedDict[tuple[str, int], PacketTable] = OrderedDict()
 
     def read(
@@ -121,5 +123,10 @@ class ClipReader:
         return data
 
     def close(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
+        """Close the files; also done when the reader is no longer used."""
+        _close_all(self._files)
+
+
+def _close_all(files: OrderedDict[str, int]) -> None:
+    while files:
+        os.close(files.popitem()[1])

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from matinee.errors import PackError
+from matinee.errors import PackError, first_line
 from matinee.pack.annotations import Sample
 from matinee.pack.format import CHUNKS, CODECS, FILES, SAMPLES, write_durably
 
@@ -63,7 +63,7 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     except FileNotFoundError:
         raise PackError(f"{path.parent} lacks {path.name}: the pack is damaged") from None
     except (pa.ArrowException, OSError) as error:
-        raise PackError(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+        raise PackError(f"{path} is damaged: {first_line(error)}") from None
     for column in schema:
         if column.name not in table.column_names:
             raise PackError(f"{path} lacks the column {column.name!r}: the pack is damaged")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from matinee import __version__
-from matinee.errors import ConfigError, MatineeError
+from matinee.errors import ConfigError, MatineeError, first_line
 from matinee.training.config import TrainConfig
 
 
@@ -85,9 +85,7 @@ class RunFolder:
                 f"{self.path} has no checkpoint yet: train it, or resume it with --resume"
             ) from None
         except Exception as error:  # zip, pickle and torch errors have no common base
-            raise MatineeError(
-                f"{self.checkpoint_file} is damaged: {str(error).splitlines()[0]}"
-            ) from None
+            raise MatineeError(f"{self.checkpoint_file} is damaged: {first_line(error)}") from None
         return state
 
     def log(self, **row: Any) -> None:

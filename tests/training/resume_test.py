@@ -1,0 +1,233 @@
+"""N steps equal k + resume + (N - k), whatever ends the run; accumulation equals a large batch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from matinee.data.clips import ClipSpec
+from matinee.errors import ClipError, ConfigError, MatineeError
+from matinee.models.classifier import ModelConfig
+from matinee.training import loop
+from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from matinee.training.loop import train
+from matinee.training.progress import Silent
+from matinee.training.runfolder import RunFolder
+
+
+def settings(pack, out, **optim) -> TrainConfig:
+    """Small and quick, but with dropout, augmentation, accumulation and momentum."""
+    return TrainConfig(
+        data=DataConfig(path=str(pack), workers=2, mode="threads"),
+        run=RunConfig(out=str(out), seed=5, log_every=1, device="cpu"),
+        model=ModelConfig(backbone="resnet10t", dropout=0.3),
+        clip=ClipSpec(frames=2, size=32, flip="horizontal", brightness=0.2, erasing=0.3),
+        optim=OptimConfig(**({"lr": 0.05, "batch_size": 4, "accumulate": 2, "epochs": 3} | optim)),
+    )
+
+
+class StopAt(Silent):
+    """Sends this process SIGTERM once a step is done."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, step: int) -> None:
+        if step == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def losses(out: Path) -> list[tuple[int, float, float]]:
+    rows = RunFolder(out).rows()
+    return [(row["step"], row["loss"], row["lr"]) for row in rows if row["kind"] == "train"]
+
+
+def without_times(rows):
+    return [{k: v for k, v in r.items() if k not in ("spans", "clips_per_s")} for r in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(clips_pack, tmp_path_factory):
+    """The undisturbed run."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    result = train(settings(clips_pack, out))
+    assert result.steps == 9 and result.epochs == 3
+    return out
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3, 5, 8])
+def test_a_run_stopped_at_any_step_resumes_to_identical_losses_and_weights(
+    clips_pack, whole, tmp_path, stop
+):
+    """Bitwise: every logged loss, every validation, every tensor. 3 is the end of an epoch."""
+    out = tmp_path / "run"
+    result = train(settings(clips_pack, out), progress=StopAt(stop))
+    assert result.stopped == "SIGTERM" and result.steps == stop
+    assert train(settings(clips_pack, out), resume=True).stopped == ""
+    assert losses(out) == losses(whole)
+    ours, theirs = RunFolder(out), RunFolder(whole)
+    assert without_times(ours.rows()) == without_times(theirs.rows())
+    a, b = ours.load_checkpoint()["state"], theirs.load_checkpoint()["state"]
+    for key, value in b["model"].items():
+        assert torch.equal(a["model"][key], value), key
+    for mine, other in zip(
+        a["optimizer"]["state"].values(), b["optimizer"]["state"].values(), strict=True
+    ):
+        assert torch.equal(mine["momentum_buffer"], other["momentum_buffer"])
+
+
+def test_a_killed_run_resumes_from_its_last_save(clips_pack, whole, tmp_path):
+    """kill -9 in the middle of an epoch; the rows written after the save are written again."""
+    out = tmp_path / "run"
+    code = (
+        "import sys\nfrom matinee.training.config import TrainConfig\n"
+        "from matinee.training.loop import train\nimport time\n"
+        "from matinee.training.progress import Silent\n"
+        "class Slow(Silent):\n    def step(self, step): time.sleep(0.2)\n"
+        "train(TrainConfig.from_json(sys.stdin.read()), progress=Slow())\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True)
+    assert child.stdin is not None
+    child.stdin.write(settings(clips_pack, out).to_json())
+    child.stdin.close()
+    deadline = time.monotonic() + 60
+    while len(losses(out) if (out / "metrics.jsonl").exists() else []) < 5:
+        assert time.monotonic() < deadline and child.poll() is None
+        time.sleep(0.01)
+    child.kill()
+    child.wait()
+    train(settings(clips_pack, out), resume=True)
+    assert losses(out) == losses(whole)
+
+
+def test_a_finished_run_resumes_to_nothing(clips_pack, whole):
+    """Nothing is trained or logged again."""
+    before = RunFolder(whole).rows()
+    result = train(settings(clips_pack, whole), resume=True)
+    assert result.steps == 9 and RunFolder(whole).rows() == before and result.val is not None
+
+
+def test_resuming_with_other_settings_is_refused(clips_pack, whole):
+    """The section is named."""
+    other = settings(clips_pack, whole, lr=0.1)
+    with pytest.raises(ConfigError, match="other settings in section 'optim'"):
+        train(other, resume=True)
+
+
+def test_a_run_is_never_overwritten(clips_pack, whole):
+    """Both ways out are named."""
+    with pytest.raises(ConfigError, match=r"--resume continues it, another --out"):
+        train(settings(clips_pack, whole))
+
+
+def test_a_damaged_checkpoint_is_an_error(clips_pack, tmp_path):
+    """Not a fresh start."""
+    out = tmp_path / "run"
+    train(settings(clips_pack, out, epochs=1))
+    (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:1000])
+    with pytest.raises(MatineeError, match=r"last\.pt is damaged"):
+        train(settings(clips_pack, out, epochs=1), resume=True)
+
+
+def test_accumulation_equals_one_large_batch(clips_pack, tmp_path):
+    """Same losses and weights in float32 but for the order of sums; norms without batch
+    statistics, for those differ by design."""
+    found = {}
+    for parts in (1, 2, 4):
+        config = settings(clips_pack, tmp_path / f"{parts}", accumulate=parts, epochs=2)
+        config = replace(config, model=ModelConfig(backbone="convnext_atto", dropout=0.0))
+        train(config)
+        found[parts] = (losses(tmp_path / f"{parts}"),
+                        RunFolder(tmp_path / f"{parts}").load_checkpoint()["state"]["model"])  # fmt: skip
+    for parts in (2, 4):
+        for mine, other in zip(found[parts][0], found[1][0], strict=True):
+            assert mine[0] == other[0] and mine[1] == pytest.approx(other[1], rel=1e-4)
+        for key, value in found[1][1].items():
+            torch.testing.assert_close(found[parts][1][key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_masked_clip_leaves_the_gradient_of_the_others(clips_pack, tmp_path, monkeypatch):
+    """One clip of four fails: the step equals that of the mean over the other three."""
+    import shutil
+
+    from matinee.pack.reader import Pack
+
+    path = tmp_path / "damaged.pack"
+    shutil.copytree(clips_pack, path)
+    pack = Pack(path)
+    info = pack.info(int(pack.select("train")[0]))
+    chunk = pack.locate(info.video, [0])[0].chunk
+    with Path(chunk.file).open("r+b") as file:
+        file.seek(chunk.offset + 48)
+        file.write(bytes(chunk.size - 1200))
+    config = settings(path, tmp_path / "raise", accumulate=1, epochs=1)
+    with pytest.raises(ClipError, match=info.id):
+        train(config)
+    config = settings(path, tmp_path / "mask", accumulate=1, epochs=1)
+    config = replace(config, data=replace(config.data, on_error="mask", val_split="val"))
+    gradients = []
+    original = torch.optim.SGD.step
+
+    def spy(self, *args, **kwargs):
+        gradients.append([p.grad.clone() for g in self.param_groups for p in g["params"]])
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", spy)
+    result = train(replace(config, optim=replace(config.optim, clip_norm=None)))
+    assert result.masked == 1
+    rows = [row for row in RunFolder(tmp_path / "mask").rows() if row["kind"] == "train"]
+    assert sum(row["clips"] for row in rows) == 11 and rows[-1]["masked"] == 1
+    assert all(torch.isfinite(g).all() for step in gradients for g in step)
+
+
+def test_masked_gradients_are_means_over_the_clips_that_were_read():
+    """The loop's rescaling against a direct mean, in float64."""
+    from matinee.data.loader import Batch
+    from matinee.tasks.classification import ClassificationTask
+
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)).double()
+    video = torch.randn(4, 3, 1, 2, 2, dtype=torch.float64)
+    target = torch.tensor([0, 1, 2, 0])
+    valid = torch.tensor([True, False, True, True])
+    batch = Batch(video, target, valid, torch.arange(4), ("a", "b", "c", "d"), 3)
+    (ClassificationTask(net)(batch).loss / 3).backward()
+    ours = net[1].weight.grad.clone()
+    net.zero_grad()
+    logits = net(video[valid]).float()
+    torch.nn.functional.cross_entropy(logits, target[valid]).backward()
+    torch.testing.assert_close(ours, net[1].weight.grad)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(clips_pack, tmp_path):
+    """With the step and what to do."""
+    config = settings(clips_pack, tmp_path / "run", lr=1e30, clip_norm=None)
+    with pytest.raises(MatineeError, match=r"loss is (nan|inf).*step \d+: lower --optim.lr"):
+        train(config)
+
+
+def test_configs_survive_json():
+    """Every field, tuples included."""
+    config = TrainConfig(
+        data=DataConfig(path="a.pack", val_split="person=1,2"),
+        run=RunConfig(out="r"),
+        clip=ClipSpec(flip="horizontal", flip_swap=("a=b",), scale=(0.1, 0.2)),
+    )
+    assert TrainConfig.from_json(config.to_json()) == config
+    changed = json.loads(config.to_json())
+    changed["optim"]["typo"] = 1
+    with pytest.raises(ConfigError, match="typo"):
+        TrainConfig.from_json(json.dumps(changed))
+
+
+def test_randomness_of_a_step_depends_on_seed_and_step_alone():
+    """Dropout of step 7 is the same whatever ran before."""
+    seeds = {loop.integer_seed(s, 0, step, "dropout") for s in range(3) for step in range(50)}
+    assert len(seeds) == 150
