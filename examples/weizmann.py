@@ -25,15 +25,15 @@ from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see src/matinee/cli/__init__.py
 
-from rich.console import Console  # noqa: E402
+from rich.console import Console
 
-import matinee  # noqa: E402
-from matinee.data.clips import ClipSpec  # noqa: E402
-from matinee.models.classifier import ModelConfig  # noqa: E402
-from matinee.pack.annotations import read_table  # noqa: E402
-from matinee.pack.profiles import make_profile  # noqa: E402
-from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig  # noqa: E402
-from matinee.training.progress import Terminal  # noqa: E402
+import matinee
+from matinee.data.clips import ClipSpec
+from matinee.models.classifier import ModelConfig
+from matinee.pack.annotations import read_table
+from matinee.pack.profiles import make_profile
+from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from matinee.training.progress import Terminal
 
 GROUPS = ("0,1,2", "3,4,5", "6,7,8")
 VIEWS = (3, 1)

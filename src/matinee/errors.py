@@ -38,6 +38,9 @@ class ClipError(MatineeError):
         self.file = file
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[ClipError], tuple[str, str, str]]:
+        return ClipError, (self.sample, self.file, self.reason)
+
 
 class WorkerDied(MatineeError):
     """A worker process ended without being asked to."""
@@ -51,3 +54,7 @@ class MissingExtra(MatineeError, ImportError):
             f"this needs the package {package!r}, which is not installed: "
             f"pip install 'matinee[{extra}]'"
         )
+        self.package, self.extra = package, extra
+
+    def __reduce__(self) -> tuple[type[MissingExtra], tuple[str, str]]:
+        return MissingExtra, (self.package, self.extra)

@@ -100,6 +100,8 @@ class WorkerPool:
         A worker that died is reported as a `Result` with `died`; with `restart` another one is
         started in its place.
         """
+        if not self._workers:
+            raise MatineeError("all workers have ended")
         readable: list[int] = list(self._workers)
         writable = [self._jobs.fileno()] if self._waiting else []
         ready, can_write, _ = select.select(readable, writable, [], timeout)

@@ -11,10 +11,22 @@ import pytest
 
 from matinee.cli import COMMANDS, main
 
-TINY = (
-    "--model.backbone resnet10t --clip.size 32 --clip.frames 4 --optim.batch-size 4 "
-    "--optim.epochs 1 --data.workers 1 --progress none"
-).split()
+TINY = [
+    "--model.backbone",
+    "resnet10t",
+    "--clip.size",
+    "32",
+    "--clip.frames",
+    "4",
+    "--optim.batch-size",
+    "4",
+    "--optim.epochs",
+    "1",
+    "--data.workers",
+    "1",
+    "--progress",
+    "none",
+]
 
 
 def matinee(*args, check=True, **more):
@@ -155,9 +167,7 @@ def test_a_missing_extra_is_one_line_with_the_install_command(clips, tmp_path):
         f"sys.exit(main(['train', 'tsm', '--data', {str(tmp_path / 'my.pack')!r}, '--out', "
         f"{str(tmp_path / 'run')!r}, '--progress', 'none']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "pip install 'matinee[train]'" in one_line(done.stderr)
     assert not (tmp_path / "run").exists()

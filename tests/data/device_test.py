@@ -30,9 +30,7 @@ def test_rgb_equals_the_standard_formula(matrix, full):
     height, width, frames = 6, 10, 3
     raw = rng.integers(0, 256, (2, frames, height * width * 3 // 2), dtype=np.uint8)
     affine = torch.tensor(np.stack([ycbcr_to_rgb(matrix, full)] * 2), dtype=torch.float32)
-    video = to_video(
-        torch.from_numpy(raw), affine, None, size=(height, width), mean=MEAN, std=STD
-    )
+    video = to_video(torch.from_numpy(raw), affine, None, size=(height, width), mean=MEAN, std=STD)
     assert video.shape == (2, 3, frames, height, width) and video.dtype == torch.float32
     area, half = height * width, height * width // 4
     for b in range(2):

@@ -66,9 +66,7 @@ def test_dense_positions_reach_both_ends():
 
 def test_every_dense_start_can_occur():
     """All starts, none twice as often as another by construction of the draw."""
-    starts = {
-        int(dense(40, 4, 4, rng=generator(0, e, 0, "t"), align=-1)[0]) for e in range(2000)
-    }
+    starts = {int(dense(40, 4, 4, rng=generator(0, e, 0, "t"), align=-1)[0]) for e in range(2000)}
     assert starts == set(range(28))
 
 

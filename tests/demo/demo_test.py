@@ -24,6 +24,7 @@ def test_the_classes_of_a_pair_are_each_other_reversed(pair):
 
 def test_the_same_seed_gives_the_same_bytes(tmp_path):
     """Videos and labels; another seed gives others."""
+
     def write(name, seed):
         write_shapes(
             tmp_path / name, seed=seed, train_videos=1, test_videos=1, segments_per_video=3

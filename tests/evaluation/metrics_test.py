@@ -7,7 +7,12 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from matinee.errors import ConfigError
-from matinee.evaluation.classification import ClassificationResult, confusion_matrix, macro_f1, top_k
+from matinee.evaluation.classification import (
+    ClassificationResult,
+    confusion_matrix,
+    macro_f1,
+    top_k,
+)
 from matinee.evaluation.views import parse_views
 
 

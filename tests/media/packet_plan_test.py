@@ -59,7 +59,10 @@ def structures(draw) -> Structure:
     disposable = np.array([droppable and p not in needed and not keys[p] for p in range(count)])
     size = np.array(draw(st.lists(st.integers(1, 50), min_size=count, max_size=count)))
     offset = np.cumsum(size) - size
-    return Structure(PacketTable(offset, size, frame, np.array(keys), disposable), needs)
+    return Structure(
+        PacketTable(offset, size, frame, np.zeros(count, np.uint32), np.array(keys), disposable),
+        needs,
+    )
 
 
 @settings(max_examples=300, deadline=None)
@@ -115,6 +118,7 @@ def layered(count: int) -> PacketTable:
         offset=np.arange(n) * 10,
         size=np.full(n, 10),
         frame=np.array(frame),
+        crc=np.zeros(n, np.uint32),
         key=np.arange(n) == 0,
         disposable=np.array(frame) % 4 != 0,
     )

@@ -24,6 +24,7 @@ def small_table() -> PacketTable:
         offset=np.array([100, 500, 700, 800]),
         size=np.array([400, 200, 100, 50]),
         frame=np.array([0, 3, 1, 2]),
+        crc=np.array([1, 2, 3, 4], np.uint32),
         key=np.array([True, False, False, False]),
         disposable=np.array([False, False, True, True]),
     )
@@ -60,7 +61,7 @@ def test_a_table_is_read_back_as_written():
 
 
 def test_a_table_is_an_ordinary_npy_file():
-    """NumPy alone reads it: a record a packet, 17 bytes each."""
+    """NumPy alone reads it: a record a packet, 21 bytes each."""
     records = np.load(io.BytesIO(small_table().to_bytes()), allow_pickle=False)
     assert records.dtype == RECORD
     assert records["offset"].tolist() == [100, 500, 700, 800]

@@ -203,7 +203,8 @@ def rewrite(path: Path, column: str, row: int, value) -> None:
     table = pq.read_table(path)
     rows = table.to_pylist()
     rows[row][column] = value
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path)
+    loose = pa.schema([field.with_nullable(True) for field in table.schema])
+    pq.write_table(pa.Table.from_pylist(rows, schema=loose), path)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ The default output is planar I420 at the final size (1.5 bytes a pixel): Y [H, W
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ class ClipDecoder:
         decoder = self._decoders.get(key)
         if decoder is None:
             created = av.CodecContext.create(fmt.codec, "r")
-            assert isinstance(created, av.VideoCodecContext)
+            if not isinstance(created, av.VideoCodecContext):
+                raise MediaError(f"{fmt.codec!r} is no video codec")
             decoder = created
             decoder.extradata = fmt.extradata or None
             decoder.thread_count = 1
@@ -224,15 +226,24 @@ def _decode_run(
 ) -> Iterator[av.VideoFrame]:
     """Frames of one run; each carries its display index as `pts`."""
     offsets, sizes = table.offset[run], table.size[run]
-    spans = [(start, memoryview(read(start, end))) for start, end in byte_ranges(offsets, sizes)]
+    spans = []
+    for start, end in byte_ranges(offsets, sizes):
+        data = memoryview(read(start, end))
+        if len(data) != end - start:
+            raise MediaError(f"is cut short: {end - start} bytes at {start}, {len(data)} are there")
+        spans.append((start, data))
     at = 0
-    for offset, length, number in zip(
-        offsets.tolist(), sizes.tolist(), table.frame[run].tolist(), strict=True
-    ):
+    for offset, length, number, crc in zip(
+        offsets.tolist(), sizes.tolist(), table.frame[run].tolist(), table.crc[run].tolist(),
+        strict=True,
+    ):  # fmt: skip
         while not spans[at][0] <= offset < spans[at][0] + len(spans[at][1]):
             at = (at + 1) % len(spans)
         start, data = spans[at]
-        packet = av.Packet(bytes(data[offset - start : offset - start + length]))
+        payload = bytes(data[offset - start : offset - start + length])
+        if zlib.crc32(payload) != crc:
+            raise MediaError(f"damaged video data: frame {number} fails its checksum")
+        packet = av.Packet(payload)
         packet.pts = number if number >= 0 else None
         packet.time_base = Fraction(1, 1)
         yield from decoder.decode(packet)

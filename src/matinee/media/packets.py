@@ -15,6 +15,7 @@ stride, so a clip sampled at that stride and phase skips every frame it does not
 from __future__ import annotations
 
 import io
+import zlib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import av
 import numpy as np
 
-from matinee.errors import MediaError
+from matinee.errors import MediaError, first_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 KEY, DISPOSABLE = 1, 2
 
 RECORD = np.dtype(
-    [("offset", "<i8"), ("size", "<i4"), ("frame", "<i4"), ("flags", "<u1")]
-)  # 17 bytes a packet; frame is -1 for a packet that is decoded but never shown
+    [("offset", "<i8"), ("size", "<i4"), ("frame", "<i4"), ("crc", "<u4"), ("flags", "<u1")]
+)  # 21 bytes a packet; frame is -1 for a packet that is decoded but never shown
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class PacketTable:
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     frame: NDArray[np.int64]
+    crc: NDArray[np.uint32]  # of the packet's bytes (CRC-32): not all damage fails to decode
     key: NDArray[np.bool_]
     disposable: NDArray[np.bool_]
     num_frames: int = field(init=False)
@@ -88,9 +90,10 @@ class PacketTable:
             raise MediaError("keyframes are shown in another order than they are stored")
 
     def to_bytes(self) -> bytes:
-        """The table as a NumPy `.npy` file (format 1.0) of packed 17-byte records."""
+        """The table as a NumPy `.npy` file (format 1.0) of packed 21-byte records."""
         records = np.empty(len(self.offset), RECORD)
         records["offset"], records["size"], records["frame"] = self.offset, self.size, self.frame
+        records["crc"] = self.crc
         records["flags"] = self.key * KEY + self.disposable * DISPOSABLE
         buffer = io.BytesIO()
         np.lib.format.write_array(buffer, records, version=(1, 0), allow_pickle=False)
@@ -111,8 +114,8 @@ class PacketTable:
             if version != (1, 0):
                 raise ValueError(f"array format {version}")
             shape, fortran, dtype = np.lib.format.read_array_header_1_0(buffer)
-        except (ValueError, SyntaxError, OverflowError, EOFError, UnicodeError) as error:
-            raise MediaError(f"packet table is damaged: {error}") from None
+        except Exception as error:  # NumPy parses the header as Python and raises what that raises
+            raise MediaError(f"packet table is damaged: {first_line(error)}") from None
         start = buffer.tell()
         if dtype != RECORD or fortran or len(shape) != 1:
             raise MediaError(f"packet table is damaged: unexpected layout {dtype}, {shape}")
@@ -132,6 +135,7 @@ class PacketTable:
             offset=offset,
             size=size,
             frame=records["frame"].astype(np.int64),
+            crc=records["crc"].copy(),
             key=(flags & KEY) != 0,
             disposable=(flags & DISPOSABLE) != 0,
         )
@@ -157,6 +161,8 @@ def video_stream(container: av.container.InputContainer) -> av.VideoStream:
     """
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
+            if stream.codec_context is None:
+                raise MediaError("is in a codec for which there is no decoder")
             return stream
     if container.streams.video:
         raise MediaError("holds only cover art, no moving picture")
@@ -177,8 +183,13 @@ def scan_packets(source: Path | bytes) -> PacketScan:
         stream = video_stream(container)
         codec_name = stream.codec_context.name
         extradata = stream.codec_context.extradata or b""
-        layer = _h264_disposable(extradata) if codec_name == "h264" else None
-        rows: list[tuple[int, int, int, bool, bool, bool]] = []
+        if container.format.name == "avi" and stream.codec_context.has_b_frames:
+            raise MediaError(
+                "is an AVI with reordered frames, whose times AVI does not keep, so it cannot be "
+                "indexed: pack it"
+            )
+        units = _H264Units(extradata) if codec_name == "h264" else None
+        rows: list[tuple[int, int, int, int, bool, bool, bool]] = []
         try:
             for packet in container.demux(stream):
                 if not packet.size:
@@ -187,9 +198,11 @@ def scan_packets(source: Path | bytes) -> PacketScan:
                     raise MediaError("packets carry no presentation times, so frames have no order")
                 payload = bytes(packet)
                 offset = _find(file, packet.pos, payload, container.format.name)
-                disposable = layer(payload) if layer else False
+                key, disposable = packet.is_keyframe, False
+                if units is not None:
+                    key, disposable = units.key_and_disposable(payload)
                 rows.append(
-                    (offset, len(payload), packet.pts, packet.is_keyframe, disposable,
+                    (offset, len(payload), packet.pts, zlib.crc32(payload), key, disposable,
                      packet.is_discard)
                 )  # fmt: skip
         except av.FFmpegError as error:
@@ -197,7 +210,7 @@ def scan_packets(source: Path | bytes) -> PacketScan:
         if not rows:
             raise MediaError("holds a video stream without packets")
         columns = [np.array(column) for column in zip(*rows, strict=True)]
-        offsets, sizes, pts, keys, disposables, hidden = columns
+        offsets, sizes, pts, checks, keys, disposables, hidden = columns
         shown = np.flatnonzero(~hidden.astype(bool))
         order = shown[np.argsort(pts[shown], kind="stable")]
         if np.any(np.diff(pts[order]) == 0):
@@ -212,6 +225,7 @@ def scan_packets(source: Path | bytes) -> PacketScan:
                 offset=offsets.astype(np.int64),
                 size=sizes.astype(np.int64),
                 frame=frame,
+                crc=checks.astype(np.uint32),
                 key=keys.astype(bool),
                 disposable=disposables.astype(bool),
             ),
@@ -260,21 +274,24 @@ def _find(file: BinaryIO, position: int | None, payload: bytes, container: str) 
     )
 
 
-def _h264_disposable(extradata: bytes) -> _H264Layer:
-    return _H264Layer(extradata)
-
-
-class _H264Layer:
-    """Tells whether an H.264 packet is disposable: all its slices have nal_ref_idc == 0."""
+class _H264Units:
+    """Reads the headers of an H.264 packet's NAL units (ITU-T Rec. H.264 §7.3.1)."""
 
     def __init__(self, extradata: bytes) -> None:
         # avcC (ISO/IEC 14496-15 §5.3.3): byte 0 is 1, the low bits of byte 4 the length size.
         is_avcc = len(extradata) > 4 and extradata[0] == 1
         self.length_size = (extradata[4] & 3) + 1 if is_avcc else 0
 
-    def __call__(self, payload: bytes) -> bool:
+    def key_and_disposable(self, payload: bytes) -> tuple[bool, bool]:
+        """Whether decoding can start here, and whether no other picture refers to this one.
+
+        Only an IDR picture (type 5) is a key: containers also flag recovery points, after which
+        the pictures shown first may refer to what came before. Disposable: nal_ref_idc is 0 in
+        all slices.
+        """
         slices = [header for header in self._headers(payload) if 1 <= header & 31 <= 5]
-        return bool(slices) and all(header >> 5 & 3 == 0 for header in slices)
+        key = any(header & 31 == 5 for header in slices)
+        return key, bool(slices) and all(header >> 5 & 3 == 0 for header in slices)
 
     def _headers(self, payload: bytes) -> list[int]:
         headers: list[int] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 from dataclasses import asdict
@@ -27,21 +28,21 @@ class EncodeJob:
         number, video, path = job
         stamp = [0, 0]
         try:
+            video.encode()
             stat = Path(path).stat()
             stamp = [stat.st_size, stat.st_mtime_ns]
-            part = self._encode(number, video, Path(path))
-        except FileNotFoundError as error:
-            if error.filename != path:
-                raise
-            part = {"refused": "no such file", "seconds": 0.0}
-        except IsADirectoryError:
-            part = {"refused": "is a folder, not a file", "seconds": 0.0}
-        except PermissionError as error:
-            if error.filename != path:
-                raise
-            part = {"refused": "no permission to read it", "seconds": 0.0}
-        except MediaError as error:
-            part = {"refused": str(error), "seconds": 0.0}
+            with Path(path).open("rb"):
+                pass
+        except UnicodeEncodeError:
+            part: dict[str, Any] = {"refused": "has a name that is not UTF-8", "seconds": 0.0}
+        except OSError as error:
+            reason = "no such file" if error.errno == errno.ENOENT else f"{error.strerror}"
+            part = {"refused": f"cannot be read: {reason}", "seconds": 0.0}
+        else:
+            try:
+                part = self._encode(number, video, Path(path))
+            except MediaError as error:
+                part = {"refused": str(error), "seconds": 0.0}
         if "refused" in part:
             self._tar(number).unlink(missing_ok=True)
         write_durably(
@@ -57,7 +58,9 @@ class EncodeJob:
         frames = normalised_frames(path, source, size)
         chunks: list[dict[str, Any]] = []
         start, at = 0, 0
-        with self._tar(number).open("wb") as tar:
+        # Under a name of its own: a worker whose parent was killed may still be at this video.
+        aside = self.staging / f"{number:06d}.{os.getpid()}.tmp"
+        with aside.open("wb") as tar:
             for chunk in encode_chunks(
                 frames,
                 fps=source.fps,
@@ -91,6 +94,7 @@ class EncodeJob:
             os.fsync(tar.fileno())
         if not start:
             raise MediaError("no frame decodes")
+        aside.replace(self._tar(number))
         return {
             "frames": start,
             "fps": [source.fps.numerator, source.fps.denominator],

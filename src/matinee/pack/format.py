@@ -12,51 +12,64 @@ failures.csv       what was refused or ignored, and why
 
 from __future__ import annotations
 
+import json
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+
+from matinee.errors import PackError
 
 VERSION = 1
 MANIFEST = "pack.json"
 SHARD_BYTES = 1 << 30
 
+
+def _required(name: str, kind: pa.DataType) -> pa.Field:
+    return pa.field(name, kind, nullable=False)
+
+
 CHUNKS = pa.schema(
     [
-        ("video", pa.string()),
-        ("start_frame", pa.int64()),
-        ("start_s", pa.float64()),
-        ("frames", pa.int32()),
-        ("fps_num", pa.int32()),
-        ("fps_den", pa.int32()),
-        ("codec", pa.int32()),
-        ("file", pa.int32()),
-        ("offset", pa.int64()),  # of the MP4 in its file
-        ("size", pa.int64()),
-        ("table_file", pa.int32()),
-        ("table_offset", pa.int64()),
-        ("table_size", pa.int64()),
+        _required("video", pa.string()),
+        _required("start_frame", pa.int64()),
+        _required("start_s", pa.float64()),
+        _required("frames", pa.int32()),
+        _required("fps_num", pa.int32()),
+        _required("fps_den", pa.int32()),
+        _required("codec", pa.int32()),
+        _required("file", pa.int32()),
+        _required("offset", pa.int64()),  # of the MP4 in its file
+        _required("size", pa.int64()),
+        _required("table_file", pa.int32()),
+        _required("table_offset", pa.int64()),
+        _required("table_size", pa.int64()),
     ]
 )
 CODECS = pa.schema(
     [
-        ("codec", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("pix_fmt", pa.string()),
-        ("matrix", pa.string()),
-        ("full_range", pa.bool_()),
-        ("extradata", pa.binary()),
+        _required("codec", pa.string()),
+        _required("width", pa.int32()),
+        _required("height", pa.int32()),
+        _required("pix_fmt", pa.string()),
+        _required("matrix", pa.string()),
+        _required("full_range", pa.bool_()),
+        _required("extradata", pa.binary()),
     ]
 )
 FILES = pa.schema(
-    [("path", pa.string()), ("size", pa.int64()), ("mtime_ns", pa.int64())]
+    [
+        _required("path", pa.string()),
+        _required("size", pa.int64()),
+        _required("mtime_ns", pa.int64()),
+    ]
 )  # mtime_ns is 0 for files of the pack itself
 SAMPLES = pa.schema(
     [
-        ("sample", pa.string()),
-        ("video", pa.string()),
+        _required("sample", pa.string()),
+        _required("video", pa.string()),
         ("start_s", pa.float64()),
         ("end_s", pa.float64()),
         ("split", pa.string()),
@@ -80,9 +93,41 @@ TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 
 def write_durably(path: Path, data: bytes) -> None:
     """Write aside, flush to disk, rename: the file is there whole or not at all."""
-    aside = path.with_name(path.name + ".tmp")
+    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     with aside.open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The content of pack.json, checked.
+
+    Raises:
+        PackError: missing, unfinished, damaged, or made by a newer matinee.
+    """
+    file = path / MANIFEST
+    try:
+        meta = json.loads(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if (path / ".staging").exists():
+            raise PackError(
+                f"{path} is an unfinished pack: run the same 'matinee pack' command again, "
+                "it continues where it stopped"
+            ) from None
+        raise PackError(f"{path} is no pack: it has no {MANIFEST}") from None
+    except (ValueError, OSError) as error:
+        raise PackError(f"{file} is damaged: {error}") from None
+    if not isinstance(meta, dict) or meta.get("format") != "matinee pack":
+        raise PackError(f"{file} does not describe a matinee pack")
+    version = meta.get("version")
+    if not isinstance(version, int) or version > VERSION:
+        raise PackError(
+            f"{path} has pack format version {version}, this matinee reads up to {VERSION}: "
+            "upgrade matinee"
+        )
+    classes = meta.get("classes")
+    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+        raise PackError(f"{file} is damaged: it has no list of classes")
+    return meta

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +16,13 @@ from matinee.media.probe import Probe, probe
 from matinee.pack.annotations import Annotations
 from matinee.pack.format import MANIFEST, VERSION, write_durably
 from matinee.pack.tables import write_tables
-from matinee.pack.writer import Failure, PackReport, fit_samples, write_failures
+from matinee.pack.writer import (
+    Failure,
+    PackReport,
+    fit_samples,
+    remove_pack,
+    write_failures,
+)
 
 
 def index_videos(
@@ -35,10 +41,10 @@ def index_videos(
         PackError: `out` exists, or nothing can be indexed.
     """
     out = Path(out)
-    if out.exists() and not overwrite:
+    if overwrite:
+        remove_pack(out)
+    if out.exists() and any(out.iterdir()):
         raise PackError(f"{out} exists; choose another --out, or replace it with --overwrite")
-    if overwrite and (out / MANIFEST).exists():
-        shutil.rmtree(out)
     out.mkdir(parents=True, exist_ok=True)
     files: list[dict[str, Any]] = [{"path": "tables.bin", "size": 0, "mtime_ns": 0}]
     chunks: list[dict[str, Any]] = []
@@ -51,11 +57,17 @@ def index_videos(
             if on_progress:
                 on_progress(done, len(annotations.videos), sum(durations.values()))
             try:
+                video.id.encode()
                 source = probe(video.path)
                 _check_plain(source)
                 scan = scan_packets(video.path)
-            except FileNotFoundError:
-                refused.append(Failure(str(video.path), "refused", "no such file"))
+            except OSError as error:
+                reason = "no such file" if error.errno == errno.ENOENT else f"{error.strerror}"
+                refused.append(Failure(str(video.path), "refused", f"cannot be read: {reason}"))
+                continue
+            except UnicodeEncodeError:
+                reason = "has a name that is not UTF-8"
+                refused.append(Failure(str(video.path), "refused", reason))
                 continue
             except MediaError as error:
                 refused.append(Failure(str(video.path), "refused", str(error)))

@@ -35,6 +35,8 @@ class Profile:
 
 
 NAMES = ("small", "layered", "intra")
+PRESETS = ("ultrafast", "superfast", "veryfast", "faster", "fast", "medium", "slow", "slower",
+           "veryslow", "placebo")  # fmt: skip
 
 
 def make_profile(
@@ -55,6 +57,8 @@ def make_profile(
         raise ConfigError(f"unknown profile {name!r}: one of {', '.join(NAMES)}")
     if not 1 <= stride <= 16:
         raise ConfigError(f"stride {stride}: 1 to 16 frames between references can be encoded")
+    if preset not in PRESETS:
+        raise ConfigError(f"unknown preset {preset!r}: one of {', '.join(PRESETS)}")
     if not 0 <= crf <= 51:
         raise ConfigError(f"crf {crf}: 0 (lossless) to 51 (worst)")
     if short_side < 16 or short_side % 2:

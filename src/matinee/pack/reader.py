@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +16,7 @@ from matinee.errors import ClipError, ConfigError, MediaError, PackError
 from matinee.media.decode import Box, Pixels, frame_bytes
 from matinee.media.packets import VideoFormat
 from matinee.pack.clip import ClipPart, ClipReader, Located
-from matinee.pack.format import CHUNKS, CODECS, FILES, MANIFEST, SAMPLES, VERSION
+from matinee.pack.format import CHUNKS, CODECS, FILES, SAMPLES, read_manifest
 from matinee.pack.tables import read_table
 
 
@@ -54,7 +53,7 @@ class Pack:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.meta = _manifest(self.path)
+        self.meta = read_manifest(self.path)
         self.classes: tuple[str, ...] = tuple(self.meta["classes"])
         self.samples: pa.Table = read_table(self.path / "samples.parquet", SAMPLES)
         self.formats = _formats(self.path)
@@ -267,33 +266,6 @@ def frame_span(
     end = total if end_s is None else int(np.ceil(end_s * rate - 1e-6))
     start = min(max(start, 0), total - 1)
     return start, min(max(end, start + 1), total)
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    file = path / MANIFEST
-    try:
-        meta = json.loads(file.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        if (path / ".staging").exists():
-            raise PackError(
-                f"{path} is an unfinished pack: run the same 'matinee pack' command again, "
-                "it continues where it stopped"
-            ) from None
-        raise PackError(f"{path} is no pack: it has no {MANIFEST}") from None
-    except (ValueError, OSError) as error:
-        raise PackError(f"{file} is damaged: {error}") from None
-    if not isinstance(meta, dict) or meta.get("format") != "matinee pack":
-        raise PackError(f"{file} does not describe a matinee pack")
-    version = meta.get("version")
-    if not isinstance(version, int) or version > VERSION:
-        raise PackError(
-            f"{path} has pack format version {version}, this matinee reads up to {VERSION}: "
-            "upgrade matinee"
-        )
-    classes = meta.get("classes")
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise PackError(f"{file} is damaged: it has no list of classes")
-    return meta
 
 
 def _formats(path: Path) -> tuple[VideoFormat, ...]:

@@ -69,6 +69,8 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
             raise PackError(f"{path} lacks the column {column.name!r}: the pack is damaged")
         if table.schema.field(column.name).type != column.type:
             table = _cast(path, table, column)
+        if not column.nullable and table.column(column.name).null_count:
+            raise PackError(f"{path}, column {column.name!r}: empty values; the pack is damaged")
     return table
 
 

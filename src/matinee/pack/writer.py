@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -20,11 +21,18 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from matinee.errors import ConfigError, MatineeError, PackError
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.format import MANIFEST, SHARD_BYTES, TAR_END, VERSION, write_durably
+from matinee.pack.format import (
+    MANIFEST,
+    SHARD_BYTES,
+    TAR_END,
+    VERSION,
+    read_manifest,
+    write_durably,
+)
 from matinee.pack.profiles import Profile
 from matinee.pack.tables import write_tables
 from matinee.workers import WorkerPool
@@ -90,14 +98,15 @@ def write_pack(
     """
     out = Path(out)
     digest = _digest(annotations, profile)
-    if overwrite and out.exists():
-        _remove(out)
+    if overwrite:
+        remove_pack(out)
     done = _existing(out, digest)
     if done is not None:
         return done
     staging = out / STAGING
     try:
         staging.mkdir(parents=True, exist_ok=True)
+        lock = _lock(staging)
         write_durably(staging / "job.json", json.dumps({"digest": digest}).encode())
         resumed = _encode_all(annotations.videos, staging, profile, workers, on_progress)
         parts = [_read_part(staging, number) for number in range(len(annotations.videos))]
@@ -105,7 +114,18 @@ def write_pack(
     except OSError as error:
         raise _storage_error(out, error) from error
     shutil.rmtree(staging)
+    lock.close()
     return report
+
+
+def _lock(staging: Path) -> BinaryIO:
+    """Hold the staging folder; the system lets go of it when this process ends, however it does."""
+    file = (staging / "lock").open("wb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PackError(f"another process is packing into {staging.parent}") from None
+    return file
 
 
 def _encode_all(
@@ -333,7 +353,7 @@ def write_failures(out: Path, failures: list[Failure]) -> None:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "kind", "reason"])
     rows.writerows([failure.path, failure.kind, failure.reason] for failure in failures)
-    write_durably(out / "failures.csv", text.getvalue().encode())
+    write_durably(out / "failures.csv", text.getvalue().encode(errors="backslashreplace"))
 
 
 def read_failures(out: Path) -> list[Failure]:
@@ -356,20 +376,16 @@ def _existing(out: Path, digest: str) -> PackReport | None:
         return None
     manifest, job = out / MANIFEST, out / STAGING / "job.json"
     if manifest.exists():
-        meta = json.loads(manifest.read_bytes())
+        meta = read_manifest(out)
         if meta.get("source_digest") != digest:
             raise PackError(
                 f"{out} already holds a pack of other videos or settings; "
                 "choose another --out, or replace it with --overwrite"
             )
-        failures = read_failures(out)
-        report = meta["report"]
         shutil.rmtree(out / STAGING, ignore_errors=True)
-        return PackReport(
-            out, report["videos"], report["samples"], report["chunks"], report["bytes"],
-            report["seconds_of_video"], tuple(f for f in failures if f.kind == "refused"),
-            tuple(f for f in failures if f.kind == "ignored"), report["videos"], True,
-        )  # fmt: skip
+        return _report_of(out, meta)
+    if out.is_dir() and [entry.name for entry in out.iterdir()] == [STAGING] and not job.exists():
+        return None  # stopped before it had begun
     if not job.exists():
         raise PackError(f"{out} exists and is no pack; choose another --out")
     if json.loads(job.read_bytes()).get("digest") != digest:
@@ -380,12 +396,37 @@ def _existing(out: Path, digest: str) -> PackReport | None:
     return None
 
 
-def _remove(out: Path) -> None:
-    """Delete a pack, and nothing that is not one."""
-    if not (out / MANIFEST).exists() and not (out / STAGING).exists():
-        raise ConfigError(f"{out} is no pack, so --overwrite leaves it alone")
-    (out / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(out)
+def _report_of(out: Path, meta: dict[str, Any]) -> PackReport:
+    try:
+        failures = read_failures(out)
+        report = meta["report"]
+        return PackReport(
+            out, report["videos"], report["samples"], report["chunks"], report["bytes"],
+            report["seconds_of_video"], tuple(f for f in failures if f.kind == "refused"),
+            tuple(f for f in failures if f.kind == "ignored"), report["videos"], True,
+        )  # fmt: skip
+    except (KeyError, TypeError, OSError) as error:
+        raise PackError(f"{out} is a damaged pack ({error!r}): --overwrite makes it anew") from None
+
+
+def remove_pack(out: Path) -> None:
+    """Delete a pack, complete or not, and nothing that is not one.
+
+    It is renamed first, so that there is never half a pack under its name.
+    """
+    going = out.with_name(f".{out.name}.deleting")
+    shutil.rmtree(going, ignore_errors=True)
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / STAGING).is_dir():
+        try:
+            read_manifest(out)
+        except PackError as error:
+            raise ConfigError(
+                f"--overwrite leaves {out} alone, for it is no pack: {error}"
+            ) from None
+    out.rename(going)
+    shutil.rmtree(going)
 
 
 def _storage_error(out: Path, error: OSError) -> MatineeError:

@@ -132,8 +132,6 @@ def train(
                         saved = time.perf_counter()
             if stop.name:
                 break
-            save()
-            saved = time.perf_counter()
             due = (state.validated + 1) % config.run.eval_every == 0
             if due or state.validated + 1 == optim.epochs:
                 with spans("validate"):
@@ -149,6 +147,7 @@ def train(
                     say.validated(row)
             state.validated += 1
             save()
+            saved = time.perf_counter()
         if stop.name:
             save()
     return TrainResult(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -60,12 +61,15 @@ def bystander(path: Path) -> str | None:
 
 
 def video_id(path: Path, root: Path) -> str:
-    """The path below `root`, or, for a file elsewhere, its name parts without `..` and root."""
+    """The path below `root`; for a file elsewhere its whole path. Relative, without `..`.
+
+    Links are not followed: two names of one file are two videos.
+    """
+    whole = PurePosixPath(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
     try:
-        relative = path.resolve().relative_to(root.resolve())
+        return str(whole.relative_to(os.path.abspath(root)))  # noqa: PTH100
     except ValueError:
-        relative = Path(*(part for part in path.parts if part not in (path.anchor, "..", ".")))
-    return str(PurePosixPath(*relative.parts))
+        return str(whole.relative_to(whole.anchor))
 
 
 def hold_out(samples: Iterable[Sample], fraction: float) -> tuple[list[Sample], str]:

@@ -76,4 +76,4 @@ def _files(root: Path) -> list[Path]:
 
 def _walk(root: Path) -> list[Path]:
     found = [Path(base) / name for base, _, names in os.walk(root) for name in names]
-    return sorted(path for path in found if path.is_file())
+    return sorted(path for path in found if not path.is_dir())

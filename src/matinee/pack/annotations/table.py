@@ -32,6 +32,8 @@ def read_table(table: Path, root: Path, *, val_fraction: float = 0.2) -> Annotat
             rows = [(reader.line_num, row) for row in reader]
     except FileNotFoundError:
         raise AnnotationError(f"{table}: no such file") from None
+    except OSError as error:
+        raise AnnotationError(f"{table} cannot be read: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise AnnotationError(f"{table} is not a CSV table in UTF-8: {error}") from None
     if not rows:
