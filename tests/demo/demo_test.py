@@ -3,6 +3,7 @@
 import csv
 import json
 from contextlib import contextmanager
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def test_labels_tile_the_videos_and_captions_name_what_moves(tmp_path):
     table = write_shapes(tmp_path, train_videos=2, test_videos=1, segments_per_video=8)
     rows = list(csv.DictReader(table.open()))
     assert len(rows) == 24 and {row["label"] for row in rows} == set(CLASSES)
-    for before, after in zip(rows, rows[1:], strict=False):
+    for before, after in pairwise(rows):
         if before["path"] == after["path"]:
             assert before["end"] == after["start"]
     assert not {r["path"] for r in rows if r["split"] == "train"} & {
