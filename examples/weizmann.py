@@ -128,8 +128,8 @@ def folds(data: str, out: Path, seed: int) -> dict[str, Any]:
         train = ",".join(GROUPS[group] for group in range(3) if group != test)
         path = out / f"test-{GROUPS[test].replace(',', '')}-seed{seed}"
         found = run(config(data, str(path), train, GROUPS[test], seed=seed), f"fold {test + 1}")
-        rows.append({"test_people": GROUPS[test], "run": str(path),
-                     **{k: found[k] for k in ("top1", "macro_f1", "samples", "seconds")}})  # fmt: skip
+        kept = {name: found[name] for name in ("top1", "macro_f1", "samples", "seconds")}
+        rows.append({"test_people": GROUPS[test], "run": str(path), **kept})
         print(f"test {GROUPS[test]}: top-1 {found['top1']:.3f}", flush=True)
     return {
         "mean_top1": mean(row["top1"] for row in rows),

@@ -12,8 +12,9 @@ import tyro
 from matinee.cli.common import counting, err, out, parse, write_json
 from matinee.errors import ConfigError
 from matinee.pack.annotations import Annotations, read_class_folders, read_table
+from matinee.pack.finish import Failure, PackReport
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import Failure, PackReport, write_pack
+from matinee.pack.writer import write_pack
 
 
 @dataclass(frozen=True)

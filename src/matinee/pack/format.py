@@ -24,6 +24,7 @@ from matinee.errors import PackError
 
 VERSION = 1
 MANIFEST = "pack.json"
+STAGING = ".staging"
 SHARD_BYTES = 1 << 30
 
 
@@ -111,7 +112,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads(file.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
-        if (path / ".staging").exists():
+        if (path / STAGING).exists():
             raise PackError(
                 f"{path} is an unfinished pack: run the same 'matinee pack' command again, "
                 "it continues where it stopped"

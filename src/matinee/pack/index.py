@@ -14,15 +14,8 @@ from matinee.errors import MediaError, PackError
 from matinee.media.packets import VideoFormat, scan_packets
 from matinee.media.probe import Probe, probe
 from matinee.pack.annotations import Annotations
-from matinee.pack.format import MANIFEST, VERSION, write_durably
-from matinee.pack.tables import write_tables
-from matinee.pack.writer import (
-    Failure,
-    PackReport,
-    fit_samples,
-    remove_pack,
-    write_failures,
-)
+from matinee.pack.finish import Failure, PackReport, finish_pack
+from matinee.pack.writer import remove_pack
 
 
 def index_videos(
@@ -112,26 +105,18 @@ def index_videos(
                 }
             )
         files[0]["size"] = tables.tell()
-    samples, beyond = fit_samples(annotations.samples, durations)
-    refused += beyond
-    ignored = [Failure(path, "ignored", reason) for path, reason in annotations.bystanders]
-    write_failures(out, refused + ignored)
-    if not samples:
-        why = f"; the first refusal: {refused[0].path} {refused[0].reason}" if refused else ""
-        raise PackError(f"none of {len(annotations.videos)} videos can be indexed{why}")
-    write_tables(out, files=files, chunks=chunks, codecs=codecs, samples=samples)
-    report = PackReport(
-        out, len(durations), len(samples), len(chunks), sum(row["size"] for row in files[1:]),
-        sum(durations.values()), tuple(refused), tuple(ignored), 0, False,
-    )  # fmt: skip
-    manifest = {
-        "format": "matinee pack",
-        "version": VERSION,
-        "profile": None,
-        "classes": sorted({s.label for s in samples if s.label is not None}),
-        "report": report.counts(),
-    }
-    write_durably(out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    report = finish_pack(
+        out,
+        annotations,
+        durations=durations,
+        refused=refused,
+        files=files,
+        chunks=chunks,
+        codecs=codecs,
+        size=sum(row["size"] for row in files[1:]),
+        profile=None,
+        source_digest=None,
+    )
     if on_progress:
         on_progress(len(annotations.videos), len(annotations.videos), sum(durations.values()))
     return report

@@ -10,7 +10,6 @@ of a continued run equals that of an undisturbed one, byte for byte.
 
 from __future__ import annotations
 
-import csv
 import errno
 import fcntl
 import hashlib
@@ -18,63 +17,17 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from io import StringIO
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from matinee.errors import ConfigError, MatineeError, PackError
-from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.format import (
-    MANIFEST,
-    SHARD_BYTES,
-    TAR_END,
-    VERSION,
-    read_manifest,
-    write_durably,
-)
+from matinee.pack.annotations import Annotations, VideoFile
+from matinee.pack.finish import Failure, PackReport, finish_pack, read_failures
+from matinee.pack.format import MANIFEST, STAGING, VERSION, read_manifest, write_durably
 from matinee.pack.profiles import Profile
-from matinee.pack.tables import write_tables
+from matinee.pack.shards import assemble_shards
 from matinee.workers import WorkerPool
-
-STAGING = ".staging"
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A file or sample that is not in the pack. `kind` is "refused" or "ignored"."""
-
-    path: str
-    kind: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class PackReport:
-    """What packing did. `seconds_of_video` is the footage that was packed."""
-
-    out: Path
-    videos: int
-    samples: int
-    chunks: int
-    bytes: int
-    seconds_of_video: float
-    refused: tuple[Failure, ...]
-    ignored: tuple[Failure, ...]
-    resumed: int
-    was_complete: bool
-
-    def counts(self) -> dict[str, float]:
-        """The report in numbers, for JSON."""
-        return {
-            "videos": self.videos,
-            "samples": self.samples,
-            "chunks": self.chunks,
-            "bytes": self.bytes,
-            "seconds_of_video": self.seconds_of_video,
-            "refused": len(self.refused),
-            "ignored": len(self.ignored),
-        }
 
 
 def write_pack(
@@ -215,151 +168,29 @@ def _assemble(
     digest: str,
     resumed: int,
 ) -> PackReport:
-    files, chunks, codecs = _assemble_shards(out, annotations.videos, parts)
-    refused = [
-        Failure(str(video.path), "refused", part["refused"])
-        for video, part in zip(annotations.videos, parts, strict=True)
-        if "refused" in part
-    ]
-    durations = {
-        video.id: part["frames"] * part["fps"][1] / part["fps"][0]
-        for video, part in zip(annotations.videos, parts, strict=True)
-        if "refused" not in part
-    }
-    samples, beyond = fit_samples(annotations.samples, durations)
-    refused += beyond
-    ignored = [Failure(path, "ignored", reason) for path, reason in annotations.bystanders]
-    write_failures(out, refused + ignored)
-    if not samples:
-        why = f"; the first refusal: {refused[0].path} {refused[0].reason}" if refused else ""
-        raise PackError(f"nothing to pack: none of {len(annotations.videos)} videos is sound{why}")
-    write_tables(out, files=files, chunks=chunks, codecs=codecs, samples=samples)
-    report = PackReport(
-        out=out,
-        videos=len(durations),
-        samples=len(samples),
-        chunks=len(chunks),
-        bytes=sum(row["size"] for row in files),
-        seconds_of_video=sum(durations.values()),
-        refused=tuple(refused),
-        ignored=tuple(ignored),
+    files, chunks, codecs = assemble_shards(out, annotations.videos, parts)
+    pairs = list(zip(annotations.videos, parts, strict=True))
+    return finish_pack(
+        out,
+        annotations,
+        durations={
+            video.id: part["frames"] * part["fps"][1] / part["fps"][0]
+            for video, part in pairs
+            if "refused" not in part
+        },
+        refused=[
+            Failure(str(video.path), "refused", part["refused"])
+            for video, part in pairs
+            if "refused" in part
+        ],
+        files=files,
+        chunks=chunks,
+        codecs=codecs,
+        size=sum(row["size"] for row in files),
+        profile=profile,
+        source_digest=digest,
         resumed=resumed,
-        was_complete=False,
     )
-    manifest = {
-        "format": "matinee pack",
-        "version": VERSION,
-        "profile": asdict(profile),
-        "classes": sorted({s.label for s in samples if s.label is not None}),
-        "source_digest": digest,
-        "report": report.counts(),
-    }
-    write_durably(out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    return report
-
-
-def _assemble_shards(
-    out: Path, videos: tuple[VideoFile, ...], parts: list[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Join parts into shards of about a gigabyte, in order; rows of the three tables."""
-    shards = out / "shards"
-    shards.mkdir(exist_ok=True)
-    groups: list[list[int]] = [[]]
-    room = SHARD_BYTES
-    for number, part in enumerate(parts):
-        if "refused" in part:
-            continue
-        if groups[-1] and part["bytes"] > room:
-            groups.append([])
-            room = SHARD_BYTES
-        groups[-1].append(number)
-        room -= part["bytes"]
-    files: list[dict[str, Any]] = []
-    chunks: list[dict[str, Any]] = []
-    codecs: list[dict[str, Any]] = []
-    codec_ids: dict[str, int] = {}
-    for index, group in enumerate(g for g in groups if g):
-        shard = shards / f"{index:06d}.tar"
-        if not shard.exists():
-            _join(shard, [out / STAGING / f"{number:06d}.tar" for number in group])
-        at = 0
-        for number in group:
-            part = parts[number]
-            for chunk in part["chunks"]:
-                key = json.dumps(chunk["format"], sort_keys=True)
-                if key not in codec_ids:
-                    codec_ids[key] = len(codecs)
-                    codecs.append(chunk["format"])
-                chunks.append(
-                    {
-                        "video": videos[number].id,
-                        "start_frame": chunk["start_frame"],
-                        "start_s": chunk["start_frame"] * part["fps"][1] / part["fps"][0],
-                        "frames": chunk["frames"],
-                        "fps_num": part["fps"][0],
-                        "fps_den": part["fps"][1],
-                        "codec": codec_ids[key],
-                        "file": index,
-                        "offset": at + chunk["offset"],
-                        "size": chunk["size"],
-                        "table_file": index,
-                        "table_offset": at + chunk["table_offset"],
-                        "table_size": chunk["table_size"],
-                    }
-                )
-            at += part["bytes"]
-        size = shard.stat().st_size
-        if size != at + len(TAR_END):
-            raise PackError(f"{shard} has {size} bytes where {at + len(TAR_END)} were written")
-        files.append({"path": f"shards/{shard.name}", "size": size, "mtime_ns": 0})
-    return files, chunks, codecs
-
-
-def _join(shard: Path, parts: list[Path]) -> None:
-    aside = shard.with_suffix(".tar.tmp")
-    with aside.open("wb") as target:
-        for part in parts:
-            with part.open("rb") as source:
-                shutil.copyfileobj(source, target, 1 << 22)
-        target.write(TAR_END)
-        target.flush()
-        os.fsync(target.fileno())
-    aside.replace(shard)
-    for part in parts:  # freed shard by shard: the disk never holds everything twice
-        part.unlink()
-
-
-def fit_samples(
-    samples: tuple[Sample, ...], durations: dict[str, float]
-) -> tuple[list[Sample], list[Failure]]:
-    """Keep samples whose span lies in their video; a tenth of a second over is cut off."""
-    kept: list[Sample] = []
-    refused: list[Failure] = []
-    for sample in samples:
-        duration = durations.get(sample.video)
-        if duration is None:
-            continue  # the video itself is among the refusals
-        last = max(sample.start or 0.0, sample.end or 0.0)
-        if last > duration + 0.1 or (sample.start or 0.0) >= duration:
-            reason = f"spans {sample.start or 0:g}–{last:g} s, but the video lasts {duration:.3f} s"
-            refused.append(Failure(f"{sample.video} (sample {sample.id})", "refused", reason))
-        else:
-            kept.append(sample)
-    return kept, refused
-
-
-def write_failures(out: Path, failures: list[Failure]) -> None:
-    text = StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["path", "kind", "reason"])
-    rows.writerows([failure.path, failure.kind, failure.reason] for failure in failures)
-    write_durably(out / "failures.csv", text.getvalue().encode(errors="backslashreplace"))
-
-
-def read_failures(out: Path) -> list[Failure]:
-    """The rows of a pack's failures.csv."""
-    with (out / "failures.csv").open(newline="", encoding="utf-8") as file:
-        return [Failure(r["path"], r["kind"], r["reason"]) for r in csv.DictReader(file)]
 
 
 def _digest(annotations: Annotations, profile: Profile) -> str:

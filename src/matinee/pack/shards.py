@@ -1,0 +1,84 @@
+"""Join the parts that workers wrote into shards, and make the rows of the tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from matinee.errors import PackError
+from matinee.pack.annotations import VideoFile
+from matinee.pack.format import SHARD_BYTES, STAGING, TAR_END
+
+
+def assemble_shards(
+    out: Path, videos: tuple[VideoFile, ...], parts: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Join parts into shards of about a gigabyte, in order; rows of the three tables."""
+    shards = out / "shards"
+    shards.mkdir(exist_ok=True)
+    groups: list[list[int]] = [[]]
+    room = SHARD_BYTES
+    for number, part in enumerate(parts):
+        if "refused" in part:
+            continue
+        if groups[-1] and part["bytes"] > room:
+            groups.append([])
+            room = SHARD_BYTES
+        groups[-1].append(number)
+        room -= part["bytes"]
+    files: list[dict[str, Any]] = []
+    chunks: list[dict[str, Any]] = []
+    codecs: list[dict[str, Any]] = []
+    codec_ids: dict[str, int] = {}
+    for index, group in enumerate(g for g in groups if g):
+        shard = shards / f"{index:06d}.tar"
+        if not shard.exists():
+            _join(shard, [out / STAGING / f"{number:06d}.tar" for number in group])
+        at = 0
+        for number in group:
+            part = parts[number]
+            for chunk in part["chunks"]:
+                key = json.dumps(chunk["format"], sort_keys=True)
+                if key not in codec_ids:
+                    codec_ids[key] = len(codecs)
+                    codecs.append(chunk["format"])
+                chunks.append(
+                    {
+                        "video": videos[number].id,
+                        "start_frame": chunk["start_frame"],
+                        "start_s": chunk["start_frame"] * part["fps"][1] / part["fps"][0],
+                        "frames": chunk["frames"],
+                        "fps_num": part["fps"][0],
+                        "fps_den": part["fps"][1],
+                        "codec": codec_ids[key],
+                        "file": index,
+                        "offset": at + chunk["offset"],
+                        "size": chunk["size"],
+                        "table_file": index,
+                        "table_offset": at + chunk["table_offset"],
+                        "table_size": chunk["table_size"],
+                    }
+                )
+            at += part["bytes"]
+        size = shard.stat().st_size
+        if size != at + len(TAR_END):
+            raise PackError(f"{shard} has {size} bytes where {at + len(TAR_END)} were written")
+        files.append({"path": f"shards/{shard.name}", "size": size, "mtime_ns": 0})
+    return files, chunks, codecs
+
+
+def _join(shard: Path, parts: list[Path]) -> None:
+    aside = shard.with_suffix(".tar.tmp")
+    with aside.open("wb") as target:
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, target, 1 << 22)
+        target.write(TAR_END)
+        target.flush()
+        os.fsync(target.fileno())
+    aside.replace(shard)
+    for part in parts:  # freed shard by shard: the disk never holds everything twice
+        part.unlink()
