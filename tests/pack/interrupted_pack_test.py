@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from matinee.errors import PackError
-from matinee.pack import writer
+from matinee.pack import finish, shards, writer
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.profiles import make_profile
 from matinee.pack.reader import Pack
@@ -119,7 +119,7 @@ def run_until(monkeypatch, call: int, action) -> bool:
 @pytest.mark.parametrize("shard_bytes", [1, 1 << 30], ids=["a shard a video", "one shard"])
 def test_dying_at_any_step_of_assembling_loses_nothing(tmp_path, films, monkeypatch, shard_bytes):
     """Before every fsync, rename, unlink: die, run again, compare the whole folder."""
-    monkeypatch.setattr(writer, "SHARD_BYTES", shard_bytes)
+    monkeypatch.setattr(shards, "SHARD_BYTES", shard_bytes)
     annotations, ready = annotate([*films[:2], films[-1]]), tmp_path / "ready"
     with monkeypatch.context() as patch:
         patch.setattr(writer, "_assemble", lambda *_: (_ for _ in ()).throw(Killed))
@@ -181,7 +181,7 @@ def test_a_source_that_changed_in_between_is_encoded_anew(tmp_path, film, monkey
     annotations, out = annotate([a, b]), tmp_path / "pack"
     interrupted(out, annotations, monkeypatch)
     if shards_made:
-        monkeypatch.setattr(writer, "write_tables", lambda *_, **__: (_ for _ in ()).throw(Killed))
+        monkeypatch.setattr(finish, "write_tables", lambda *_, **__: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             write_pack(out, annotations, PROFILE, workers=1)
         monkeypatch.undo()
