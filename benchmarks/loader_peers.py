@@ -2,10 +2,10 @@
 
 Three sources made of the same real footage: a 1080p file as x264 encodes by default; a 15 s chunk
 at 288p with x264's defaults; a matinee pack. Every reader crops the same share of the picture at a
-random place and scales to 224². All readers take turns clip by clip in one process pinned to one
+random place and scales to 224². All readers take turns of a few clips in one process pinned to one
 core, so a noisy machine disturbs them alike; medians are reported. A peer opens the file for each
 clip, as it must when a data set has more files than can stay open; `kept_open` is the same with the
-reader kept, to show what opening costs.
+reader kept, to show what opening costs (torchcodec then keeps the first clip's size of crop).
 
     python benchmarks/loader_peers.py --json benchmarks/results/loader_peers.json
 """
@@ -43,6 +43,7 @@ from matinee.pack.reader import Pack  # noqa: E402
 from matinee.pack.writer import write_pack  # noqa: E402
 
 FRAMES, STRIDE, SIZE = 16, 4, 224
+TURN = 6  # clips a reader reads before the next has its turn
 
 
 @dataclass(frozen=True)
@@ -240,19 +241,29 @@ def draw_clips(files: list[tuple[Path, int, int]], pack: Pack, count: int) -> li
     return clips
 
 
-def measure(readers: dict[str, Read], clips: list[Clip]) -> dict[str, list[float]]:
-    """Milliseconds of each clip by each reader, in turns; the first clip warms up."""
+def measure(make: Callable[[], dict[str, Read]], clips: list[Clip]) -> dict[str, list[float]]:
+    """Milliseconds of each clip by each reader, in turns of `TURN` clips.
+
+    The first clip of a turn warms up and is not counted: readers evict each other's code and data
+    from the processor's caches, which no training run does. The order of readers is drawn anew for
+    each turn.
+    """
+    readers = make()
     spent: dict[str, list[float]] = {name: [] for name in readers}
-    for number, clip in enumerate(clips):
-        for name, read in readers.items():
-            before = getattr(read, "spent", None)
-            begin = time.perf_counter()
-            read(clip)
-            seconds = time.perf_counter() - begin
-            if before is not None:  # the floor counts decoding alone
-                seconds = read.spent - before  # type: ignore[attr-defined]
-            if number:
+    names, rng = list(readers), np.random.default_rng(1)
+    for first in range(0, len(clips), TURN):
+        turn = clips[first : first + TURN]
+        for name in (names[i] for i in rng.permutation(len(names))):
+            read = readers[name]
+            for clip in (turn[0], *turn):
+                before = getattr(read, "spent", None)
+                begin = time.perf_counter()
+                read(clip)
+                seconds = time.perf_counter() - begin
+                if before is not None:  # the floor counts decoding alone
+                    seconds = read.spent - before  # type: ignore[attr-defined]
                 spent[name].append(1000 * seconds)
+            del spent[name][-len(turn) - 1]
     return spent
 
 
@@ -278,7 +289,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for the footage, to be used again")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    others, absent = peers()
+    _, absent = peers()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -287,18 +298,21 @@ def main() -> None:
         spent: dict[str, dict[str, list[float]]] = {}
         difference: dict[str, dict[str, float]] = {}
         for source, (pack, files) in sources.items():
-            readers = {
-                "matinee_i420": matinee(pack, "i420"),
-                "matinee_rgb": matinee(pack, "rgb"),
-                "decode_only": decode_only(pack),
-                **others,
-            }
-            clips = draw_clips(files, pack, args.clips // (5 if "1080p" in source else 1) + 1)
+
+            def make(pack: Pack = pack) -> dict[str, Read]:
+                return {
+                    "matinee_i420": matinee(pack, "i420"),
+                    "matinee_rgb": matinee(pack, "rgb"),
+                    "decode_only": decode_only(pack),
+                    **peers()[0],
+                }
+
+            clips = draw_clips(files, pack, args.clips // (5 if "1080p" in source else 1))
             whole = Box(0, 0, pack.info(0).width // 2 * 2, pack.info(0).height // 2 * 2)
             same = Clip(clips[0].file, clips[0].frames, clips[0].pack_frames, whole)
-            difference[source] = check_same(readers, same)
-            spent[source] = measure(readers, clips)
-            print(f"{source}: {len(clips) - 1} clips", file=sys.stderr)
+            difference[source] = check_same(make(), same)
+            spent[source] = measure(make, clips)
+            print(f"{source}: {len(clips)} clips", file=sys.stderr)
     ms = {s: {name: median(times) for name, times in row.items()} for s, row in spent.items()}
     spread = {
         s: {n: [float(np.percentile(t, q)) for q in (25, 75)] for n, t in row.items()}

@@ -93,7 +93,7 @@ def sequential() -> Callable[[Path], list[NDArray[np.uint8]]]:
 
 @pytest.fixture(scope="session")
 def real_data() -> Path:
-    """The folder of third-party test data: $MATINEE_DATA, or ../shared/data beside the checkout."""
+    """A folder of third-party test data: $MATINEE_DATA, or ../shared/data beside the checkout."""
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("MATINEE_DATA", beside))
     if not folder.is_dir():

@@ -41,7 +41,8 @@ _MAX_JOB = 128 * 1024  # bytes; fits the default socket buffer
 class Result:
     """The outcome of one job: `value`, or `error` (with `trace`, the worker's traceback).
 
-    `died` is set when the worker process ended on this job; the text says how.
+    `died` is set when the worker process ended on this job; the text says how, and `signal` by
+    which signal (0 for none).
     """
 
     job: int
@@ -49,6 +50,7 @@ class Result:
     error: BaseException | None = None
     trace: str = ""
     died: str = ""
+    signal: int = 0
 
 
 class WorkerPool:
@@ -69,6 +71,8 @@ class WorkerPool:
         self._pass_fds = pass_fds
         self._jobs, self._jobs_child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._jobs.setblocking(False)
+        # As many jobs as the system allows lie ready, also while the parent does not look.
+        self._jobs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 20)
         self._waiting: deque[bytes] = deque()
         self._workers: dict[int, _Worker] = {}
         self._finalizer = weakref.finalize(
@@ -102,12 +106,15 @@ class WorkerPool:
         """
         if not self._workers:
             raise MatineeError("all workers have ended")
-        readable: list[int] = list(self._workers)
-        writable = [self._jobs.fileno()] if self._waiting else []
-        ready, can_write, _ = select.select(readable, writable, [], timeout)
-        if can_write:
+        poll = select.poll()  # select() itself fails at file descriptor 1024
+        for fd in self._workers:
+            poll.register(fd, select.POLLIN)
+        if self._waiting:
+            poll.register(self._jobs, select.POLLOUT)
+        ready = {fd for fd, _ in poll.poll(None if timeout is None else 1000 * timeout)}
+        if self._jobs.fileno() in ready:
             self._flush()
-        for fd in ready:
+        for fd in ready & set(self._workers):
             worker = self._workers[fd]
             try:
                 done = worker.receive()
@@ -115,7 +122,8 @@ class WorkerPool:
                 del self._workers[fd]
                 if restart:
                     self._start()
-                yield Result(worker.current, died=worker.end())
+                died = worker.end()
+                yield Result(worker.current, died=died, signal=max(0, -worker.process.returncode))
                 continue
             for kind, job, *rest in done:
                 if kind == "start":
@@ -160,7 +168,8 @@ class _Worker:
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-c", code, str(jobs.fileno()), str(theirs.fileno())],
+                    # -P: modules come from where the parent's do, not from the current folder.
+                    [sys.executable, "-P", "-c", code, str(jobs.fileno()), str(theirs.fileno())],
                     pass_fds=(jobs.fileno(), theirs.fileno(), *pass_fds),
                     stdin=subprocess.DEVNULL,
                     env=environment,

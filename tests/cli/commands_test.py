@@ -58,7 +58,7 @@ def clips(film, tmp_path_factory):
 def test_the_readme_from_folder_to_prediction(clips, tmp_path):
     """pack, info, train, eval, predict, report, each as its own process."""
     run = lambda *args: matinee(*args, cwd=tmp_path)[1]  # noqa: E731
-    assert "8 samples" not in run("pack", clips, "--out", "my.pack")
+    assert "10 samples of 10 videos" in run("pack", clips, "--out", "my.pack")
     said = run("info", "my.pack", "--sheet", "sheet.png", "--json", "info.json")
     assert "10 samples" in said and (tmp_path / "sheet.png").stat().st_size > 5000
     facts = json.loads((tmp_path / "info.json").read_text())

@@ -62,7 +62,7 @@ def test_probabilities_are_the_mean_over_views(run, clips_pack):
 
 
 def test_the_evaluation_lands_beside_the_run_and_says_what_it_measured(run):
-    """The issue's fields, and where they come from."""
+    """Every metric, and what it was measured on."""
     report = evaluate(run, views=(2, 1), workers=1)
     saved = json.loads((run / "eval-val-2x1.json").read_text())
     assert saved == report
@@ -100,7 +100,7 @@ def test_files_that_are_no_videos_come_back_with_a_reason(run, tmp_path):
     (tmp_path / "text.mp4").write_text("no video")
     rows = predict(run, [tmp_path / "text.mp4", tmp_path / "gone.mp4"], device="cpu")
     assert "cannot be opened as video" in rows[0]["error"]
-    assert "no such file" in rows[1]["error"]
+    assert "No such file" in rows[1]["error"]
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -112,7 +112,7 @@ def test_films_that_must_be_normalised_are_refused_with_what_they_need(tmp_path,
     report = index_videos(tmp_path / "pack", annotate(plain, wide, uneven, turned))
     reasons = {Path(f.path).name: f.reason for f in report.refused}
     assert report.videos == 1 and set(reasons) == {"wide.mp4", "uneven.mp4", "turned.mp4"}
-    assert "squared" in reasons["wide.mp4"]
+    assert "square pixels" in reasons["wide.mp4"]
     assert "evenly" in reasons["uneven.mp4"]
     assert "upright" in reasons["turned.mp4"]
 

@@ -187,23 +187,35 @@ def test_a_masked_clip_is_counted_and_the_run_goes_on(clips_pack, tmp_path, monk
     assert all(torch.isfinite(g).all() for step in gradients for g in step)
 
 
-def test_masked_gradients_are_means_over_the_clips_that_were_read():
-    """The loop's rescaling against a direct mean, in float64."""
+def test_masked_gradients_are_means_over_the_clips_that_were_read(clips_pack, tmp_path):
+    """The loop's own step over two parts of two clips, one masked, against a direct mean."""
     from matinee.data.loader import Batch
+    from matinee.spans import Spans
     from matinee.tasks.classification import ClassificationTask
+    from matinee.training.optim import build_optimizer
+    from matinee.training.state import TrainState
 
     torch.manual_seed(0)
+    config = settings(clips_pack, tmp_path, clip_norm=None)
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3)).double()
+    start = {key: value.clone() for key, value in net.state_dict().items()}
+    before = start["1.weight"]
     video = torch.randn(4, 3, 1, 2, 2, dtype=torch.float64)
     target = torch.tensor([0, 1, 2, 0])
     valid = torch.tensor([True, False, True, True])
-    batch = Batch(video, target, valid, torch.arange(4), ("a", "b", "c", "d"), 3)
-    (ClassificationTask(net)(batch).loss / 3).backward()
-    ours = net[1].weight.grad.clone()
-    net.zero_grad()
-    logits = net(video[valid]).float()
-    torch.nn.functional.cross_entropy(logits, target[valid]).backward()
-    torch.testing.assert_close(ours, net[1].weight.grad)
+    parts = [
+        Batch(video[i], target[i], valid[i], torch.arange(2), ("a", "b"), int(valid[i].sum()))
+        for i in (slice(0, 2), slice(2, 4))
+    ]
+    state = TrainState(net, build_optimizer(net, config.optim), None)
+    task = ClassificationTask(net)
+    loop._step(config, task, state, iter(parts), 0.1, "fp32", torch.device("cpu"), Spans())
+    ours = (before - net[1].weight.detach()) / 0.1
+    net.load_state_dict(start)
+    loss = torch.nn.functional.cross_entropy(net(video[valid]).float(), target[valid])
+    (wanted,) = torch.autograd.grad(loss, [net[1].weight])
+    torch.testing.assert_close(ours, wanted + config.optim.weight_decay * before)
+    assert state.clips == 3 and state.masked == 1
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(clips_pack, tmp_path):
@@ -227,7 +239,51 @@ def test_configs_survive_json():
         TrainConfig.from_json(json.dumps(changed))
 
 
-def test_randomness_of_a_step_depends_on_seed_and_step_alone():
-    """Dropout of step 7 is the same whatever ran before."""
-    seeds = {loop.integer_seed(s, 0, step, "dropout") for s in range(3) for step in range(50)}
-    assert len(seeds) == 150
+class StopInValidation(Silent):
+    """Sends SIGTERM with the last step of the first epoch, so that it arrives in validation."""
+
+    def log(self, row):
+        if row["epoch"] == 1.0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_stop_during_validation_validates_again_when_resumed(clips_pack, whole, tmp_path):
+    """The epoch's training is kept, its validation not lost."""
+    out = tmp_path / "run"
+    result = train(settings(clips_pack, out), progress=StopInValidation())
+    assert result.stopped == "SIGTERM" and result.steps == 3 and result.epochs == 0
+    train(settings(clips_pack, out), resume=True)
+    assert without_times(RunFolder(out).rows()) == without_times(RunFolder(whole).rows())
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_sums_between_log_lines_survive_a_stop(clips_pack, tmp_path, stop):
+    """Lines every four steps, worker processes: the same lines, stopped or not."""
+    found = []
+    for name in ("whole", "stopped"):
+        config = settings(clips_pack, tmp_path / name)
+        config = replace(
+            config,
+            run=replace(config.run, log_every=4),
+            data=replace(config.data, mode="processes"),
+        )
+        if name == "stopped":
+            assert train(config, progress=StopAt(stop)).steps == stop
+        train(config, resume=name == "stopped")
+        found.append(without_times(RunFolder(tmp_path / name).rows()))
+    assert found[0] == found[1]
+
+
+def test_resuming_on_other_samples_is_refused(clips_pack, whole):
+    """Another selection or number of repeats would be another order."""
+    config = settings(clips_pack, whole)
+    with pytest.raises(ConfigError, match=r"data\.repeats 1"):
+        train(replace(config, data=replace(config.data, repeats=2)), resume=True)
+
+
+def test_training_and_validation_never_share_samples(clips_pack, tmp_path):
+    """A selection by column that overlaps the pack's own val split is refused."""
+    config = settings(clips_pack, tmp_path / "run")
+    config = replace(config, data=replace(config.data, train_split="label=left,right"))
+    with pytest.raises(ConfigError, match="6 samples are in the training split"):
+        train(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # busy machine, they then hold the very cores the others need (measured: steps 5 times slower
     # with one core taken). Waiting passively must be asked for before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names need not be valid text
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     return _run(args[0], args[1:], debug)

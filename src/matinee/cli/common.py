@@ -16,8 +16,9 @@ from matinee.training.progress import progress_bar
 
 T = TypeVar("T")
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False)
+# Names of files and classes are printed as they are: brackets are no markup.
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def parse(kind: Callable[..., T], args: Sequence[str], command: str, **more: Any) -> T:
@@ -52,7 +53,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
 @contextmanager
 def counting(name: str, unit: str = "") -> Iterator[Callable[..., None]]:
     """A progress bar, updated by `step(done, total, note="")`; on plain output a line each 10 %."""
-    with progress_bar(err, "note") as bar:
+    with progress_bar(err, "note", disable=not err.is_terminal) as bar:
         task = bar.add_task(name, total=None, note=unit)
         told = 0
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from matinee.cli.common import out, parse, table, write_json
+from matinee.cli.common import err, out, parse, table, write_json
 from matinee.pack.reader import Pack
 
 
@@ -36,7 +36,7 @@ def main(args: Sequence[str]) -> int:
         from matinee.measure.sheet import contact_sheet
 
         contact_sheet(pack, command.sheet)
-        out.print(f"contact sheet: {command.sheet}")
+        (err if command.json == "-" else out).print(f"contact sheet: {command.sheet}")
     return 0
 
 

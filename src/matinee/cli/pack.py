@@ -12,7 +12,7 @@ import tyro
 from matinee.cli.common import counting, err, out, parse, write_json
 from matinee.errors import ConfigError
 from matinee.pack.annotations import Annotations, read_class_folders, read_table
-from matinee.pack.finish import Failure, PackReport
+from matinee.pack.finish import PackReport
 from matinee.pack.profiles import make_profile
 from matinee.pack.writer import write_pack
 
@@ -88,38 +88,34 @@ def main(args: Sequence[str]) -> int:
             on_progress=lambda done, total, s: step(done, total, f"videos, {s / 60:.1f} min"),
         )  # fmt: skip
     if report.was_complete:
-        out.print(f"{command.out} was complete already; --overwrite makes it anew")
+        err.print(f"{command.out} was complete already; --overwrite makes it anew")
     elif report.resumed:
-        out.print(f"continued: {report.resumed} videos were packed before")
+        err.print(f"continued: {report.resumed} videos were packed before")
     return tell(report, command)
 
 
 def tell(report: PackReport, command: Source) -> int:
     """Print what was made and what was refused; the exit status."""
-    out.print(
-        f"{report.out}: {report.samples} samples of {report.videos} videos, "
+    say = err if command.json == "-" else out
+    say.print(
+        f"{command.out}: {report.samples} samples of {report.videos} videos, "
         f"{report.seconds_of_video / 60:.1f} minutes, {report.bytes / 1e6:.1f} MB"
     )
     content = {
         **report.counts(),
-        "out": str(report.out),
+        "out": str(command.out),
         "failures": [asdict(failure) for failure in report.refused],
     }
     write_json(command.json, content)
     if report.ignored:
-        out.print(f"{len(report.ignored)} other files ignored (listed in failures.csv)")
+        say.print(f"{len(report.ignored)} other files ignored (listed in failures.csv)")
     if report.refused:
-        _tell_refused(report.refused, report.out)
+        say.print(f"{len(report.refused)} refused (all in {command.out}/failures.csv):")
+        for failure in report.refused[:5]:
+            say.print(f"  {failure.path} {failure.reason}")
+        if len(report.refused) > 5:
+            say.print(f"  … and {len(report.refused) - 5} more")
         return 0 if command.skip_bad else 1
-    out.print(
-        f"next: matinee info {report.out}   matinee train tsm --data {report.out} --out runs/a"
-    )
+    pack = command.out
+    say.print(f"next: matinee info {pack}   matinee train tsm --data {pack} --out runs/a")
     return 0
-
-
-def _tell_refused(refused: Sequence[Failure], folder: Path) -> None:
-    out.print(f"{len(refused)} refused (all in {folder}/failures.csv):")
-    for failure in refused[:5]:
-        out.print(f"  {failure.path} {failure.reason}")
-    if len(refused) > 5:
-        out.print(f"  … and {len(refused) - 5} more")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import queue
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -39,14 +37,14 @@ class Processes:
         self, workers: int, formats: Sequence[VideoFormat], shape: tuple[int, int, int, int]
     ) -> None:
         length = int(np.prod(shape, dtype=np.int64))
-        self._fd = _anonymous_file(length)
-        self.memory = np.frombuffer(mmap.mmap(self._fd, length), np.uint8).reshape(shape)
-        self._pool = WorkerPool(
-            workers,
-            "matinee.data.decode_job:DecodeJob",
-            (tuple(formats), self._fd, shape),
-            pass_fds=(self._fd,),
-        )
+        fd = os.memfd_create("matinee-batches", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, length)
+            self.memory = np.frombuffer(mmap.mmap(fd, length), np.uint8).reshape(shape)
+            target = "matinee.data.decode_job:DecodeJob"
+            self._pool = WorkerPool(workers, target, (tuple(formats), fd, shape), pass_fds=(fd,))
+        finally:
+            os.close(fd)  # the mappings keep the memory
         self.pids = self._pool.pids
 
     def submit(self, number: int, job: ClipJob) -> None:
@@ -70,15 +68,13 @@ class Processes:
 
     def close(self) -> None:
         self._pool.close()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 class Threads:
-    """Threads of this process: no start-up, no copies; a busy Python loop starves them.
+    """Threads of this process: no start-up; a busy Python loop starves them.
 
-    See DESIGN: each decoded frame waits for the interpreter's lock.
+    Each decoded frame waits for the interpreter's lock, which a loop in pure Python gives up only
+    every 5 ms.
     """
 
     def __init__(
@@ -100,14 +96,3 @@ class Threads:
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _anonymous_file(length: int) -> int:
-    """A file descriptor of `length` zero bytes in memory that no name points to."""
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("matinee-batches", os.MFD_CLOEXEC)
-    else:
-        fd, name = tempfile.mkstemp()
-        Path(name).unlink()
-    os.ftruncate(fd, length)
-    return fd

@@ -11,6 +11,8 @@ helper thread that a busy training loop could starve. Workers decode ahead by `p
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import os
@@ -134,7 +136,7 @@ class ClipLoader:
         self.batch_size, self.group = batch_size, group
         self.seed, self.device = seed, torch.device(device)
         self.mode, self.on_error = mode, on_error
-        self.workers = workers or default_workers()
+        self.workers = default_workers() if workers is None else workers
         self._mean, self._std = mean, std
         self.samples = pack.select(split)
         per_sample = repeats if views is None else views[0] * views[1]
@@ -155,6 +157,9 @@ class ClipLoader:
                 f"{batch_size * group}: use a smaller batch or more repeats"
             )
         self._targets = self._label_indices()
+        names = pack.samples.column("sample").take(self.samples).to_pylist()
+        what = [names, per_sample, batch_size, group]
+        self._digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
         self._swaps = self.clip.swaps(self.classes)
         self._prefetch = prefetch
         self._backend: Backend | None = None
@@ -186,9 +191,14 @@ class ClipLoader:
             return self.num_items // (self.batch_size * self.group) * self.group
         return math.ceil(self.num_items / self.batch_size)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int | str]:
         """The position: of the batches handed out, not of those decoded ahead."""
-        return {"epoch": self.epoch, "position": self.position, "seed": self.seed}
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "items": self._digest,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a saved position. Costs the same wherever it is.
@@ -196,6 +206,10 @@ class ClipLoader:
         Raises:
             ConfigError: the state is of another seed or does not fit this loader.
         """
+        if state["items"] != self._digest:
+            raise ConfigError(
+                "the saved position is of other samples, repeats or another batch size"
+            )
         if state["seed"] != self.seed:
             raise ConfigError(f"the saved data order has seed {state['seed']}, this {self.seed}")
         if not 0 <= state["position"] <= len(self):
@@ -217,6 +231,14 @@ class ClipLoader:
             yield batch
 
     def _next(self) -> Batch:
+        try:
+            return self._take()
+        except BaseException:
+            # What was decoded ahead is dropped; the next call starts again at this very batch.
+            self.close()
+            raise
+
+    def _take(self) -> Batch:
         backend = self._start()
         self._planned = max(self._planned, (self.epoch, self.position))
         while len(self._flights) < self._prefetch and self._may_plan():
@@ -285,7 +307,6 @@ class ClipLoader:
         for row, reason in sorted(flight.failures.items()):
             error = ClipError(flight.plans[row].sample, flight.files[row], reason)
             if self.on_error == "raise":
-                self._free.append(flight.slot)
                 raise error
             self.failed.append(error)
             log.warning("clip masked (%d so far): %s", len(self.failed), error)
@@ -335,7 +356,7 @@ class ClipLoader:
     def _start(self) -> Backend:
         if self._backend is None:
             pixels = frame_bytes((self.clip.size, self.clip.size))
-            shape = (self._prefetch + 1, self.batch_size, self.clip.decoded_frames, pixels)
+            shape = (self._prefetch, self.batch_size, self.clip.decoded_frames, pixels)
             make = Processes if self.mode == "processes" else Threads
             self._backend = make(self.workers, self.pack.formats, shape)
             self._free = list(range(shape[0]))

@@ -25,6 +25,8 @@ from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainCon
 from matinee.training.loop import train
 from matinee.training.progress import Progress
 
+_MARKER = ".matinee-demo"
+
 
 @dataclass(frozen=True)
 class DemoSize:
@@ -157,13 +159,16 @@ def pair_accuracy(predictions: list[dict[str, Any]]) -> float:
 
 
 def _clear(out: Path) -> None:
-    """Remove what an earlier demo wrote here, and nothing else."""
-    ours = {"shapes", "shapes.pack", "tsm", "tsn", "report.html", "result.json", "sheet.png"}
-    if out.exists():
-        foreign = {entry.name for entry in out.iterdir()} - ours
+    """Remove an earlier demo, and nothing else: a marker tells."""
+    ours = {_MARKER, "shapes", "shapes.pack", "tsm", "tsn", "report.html", "result.json",
+            "sheet.png"}  # fmt: skip
+    if out.exists() and any(out.iterdir()):
+        names = {entry.name for entry in out.iterdir()}
+        foreign = names - ours if _MARKER in names else names
         if foreign:
             raise ConfigError(
                 f"{out} holds {min(foreign)!r}, which no demo wrote: choose another --out"
             )
         shutil.rmtree(out)
-    out.mkdir(parents=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / _MARKER).touch()

@@ -40,7 +40,7 @@ def evaluate(
 
     Returns:
         run, step, data, split, views, top1, top5, macro_f1, per_class, confusion, classes, samples,
-        skipped, predictions. Also written to `<run>/eval-<split>-<views>.json`.
+        skipped, predictions. Also written to `<run>/eval-[<data>-]<split>-<views>.json`.
 
     Raises:
         ConfigError: no such run, pack or split, or labels the run was not trained on.
@@ -58,7 +58,8 @@ def evaluate(
     task = ClassificationTask(loaded.model)
     with ClipLoader(
         pack, split=split, clip=config.clip, views=views, classes=loaded.classes,
-        batch_size=batch_size or config.optim.batch_size, workers=workers, mode=config.data.mode,
+        batch_size=config.optim.batch_size if batch_size is None else batch_size,
+        workers=workers, mode=config.data.mode,
         on_error="mask" if mask_errors else "raise", device=loaded.device,
         mean=loaded.normalisation.mean, std=loaded.normalisation.std,
     ) as loader:  # fmt: skip
@@ -78,7 +79,8 @@ def evaluate(
         "classes": list(loaded.classes),
         "predictions": result.predictions(),
     }
-    name = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in split)
+    where = split if data is None else f"{path.name}-{split}"
+    name = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in where)
     file = loaded.folder.path / f"eval-{name}-{report['views']}.json"
     file.write_text(json.dumps(report, indent=1) + "\n")
     return report

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from matinee.data.loader import ClipLoader
-from matinee.errors import ConfigError, PackError
+from matinee.errors import ConfigError, MatineeError, MediaError
 from matinee.inference.load import LoadedRun, load_run
+from matinee.media.probe import probe
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.index import index_videos
+from matinee.pack.index import index_videos, needs_normalising
 from matinee.pack.profiles import make_profile
 from matinee.pack.reader import Pack
 from matinee.pack.writer import write_pack
@@ -53,19 +54,20 @@ def _predict_one(
 ) -> dict[str, Any]:
     one = Annotations((VideoFile(file.name, file),), (Sample(file.name, file.name),))
     with tempfile.TemporaryDirectory(prefix="matinee-") as folder:
+        place = Path(folder) / "pack"
         try:
-            try:
-                index_videos(Path(folder) / "index", one)
-                pack = Pack(Path(folder) / "index")
-            except PackError as error:
-                if "pack it" not in str(error):
-                    raise
-                say(f"{file}: packing a normalised copy first ({str(error).split(': ', 1)[-1]})")
-                write_pack(Path(folder) / "pack", one, make_profile(), workers=1)
-                pack = Pack(Path(folder) / "pack")
-        except PackError as error:
+            if needs := needs_normalising(probe(file)):
+                say(f"{file} must be {needs} first: packing a normalised copy")
+                write_pack(place, one, make_profile(), workers=1)
+            else:
+                index_videos(place, one)
+            probabilities = _probabilities(run, Pack(place), views)
+        except OSError as error:
+            return {"file": str(file), "error": f"{file}: {error.strerror}"}
+        except MediaError as error:
+            return {"file": str(file), "error": f"{file} {error}"}
+        except MatineeError as error:
             return {"file": str(file), "error": str(error).split("refusal: ")[-1]}
-        probabilities = _probabilities(run, pack, views)
     best = np.argsort(-probabilities, kind="stable")[:top]
     return {
         "file": str(file),

@@ -38,7 +38,8 @@ _HATCHES = ("", "/////", "....", "xxxx")
 # Okabe & Ito, "Color Universal Design" (2008).
 SPAN_COLOURS = {
     "data_wait": "#e69f00", "h2d": "#f0e442", "forward": "#56b4e9", "backward": "#0072b2",
-    "comm": "#d55e00", "optimizer": "#009e73", "validate": "#cc79a7", "other": "#a0a4ab",
+    "comm": "#d55e00", "optimizer": "#009e73", "validate": "#cc79a7",
+    "save": "#8c6d31", "other": "#a0a4ab",
 }  # fmt: skip
 _WIDTH = 5.0
 LABELLED_CLASSES = 40

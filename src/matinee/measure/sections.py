@@ -32,7 +32,7 @@ from matinee.measure.rundata import (
 _SPAN_NAMES = {
     "data_wait": "waiting for data", "h2d": "copy to the device", "forward": "forward",
     "backward": "backward", "comm": "communication", "optimizer": "optimizer",
-    "validate": "validation", OTHER: "rest of the loop",
+    "validate": "validation", "save": "saving", OTHER: "rest of the loop",
 }  # fmt: skip
 _ABSENT = "–"
 _MOST_CONFUSIONS = 20

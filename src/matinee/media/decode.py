@@ -11,7 +11,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import av
@@ -30,6 +30,7 @@ _V = TypeVar("_V")
 
 _FULL_RANGE_FORMATS = {"yuvj420p", "yuvj422p", "yuvj444p", "yuvj411p", "yuvj440p"}
 _COLOR_FROM_RANGE = {True: "pc", False: "tv"}
+_TOGETHER = 8  # frames decoded before they are scaled: the two evict each other from the cache
 _MAX_CACHED = 16  # decoders and filter graphs kept per thread: bounded, whatever the data set
 
 
@@ -93,12 +94,11 @@ class ClipDecoder:
         try:
             decoder = self._decoder(fmt)
             for run in packets_to_feed(table, list(rows)):
-                for frame in _decode_run(decoder, table, read, run):
-                    number = frame.pts
-                    if number is None or number not in missing:
-                        continue
-                    missing.discard(number)
-                    self._write(fmt, frame, [out[row] for row in rows[number]], box, size, pixels)
+                wanted = _wanted(_decode_run(decoder, table, read, run), missing)
+                while some := list(islice(wanted, _TOGETHER)):
+                    for frame in some:
+                        target = [out[row] for row in rows[frame.pts or 0]]
+                        self._write(fmt, frame, target, box, size, pixels)
         except (av.FFmpegError, MediaError, EOFError, PermissionError, ValueError) as error:
             self._decoders.pop((fmt.codec, fmt.extradata), None)
             if isinstance(error, MediaError):
@@ -117,6 +117,8 @@ class ClipDecoder:
                 raise MediaError(f"{fmt.codec!r} is no video codec")
             decoder = created
             decoder.extradata = fmt.extradata or None
+            decoder.width, decoder.height = fmt.width, fmt.height  # some codecs rely on it
+            decoder.pix_fmt = fmt.pix_fmt
             decoder.thread_count = 1
             decoder.options = {"err_detect": "explode"}  # damage is an error, never a guessed frame
             _put(self._decoders, key, decoder)
@@ -139,10 +141,11 @@ class ClipDecoder:
                 f"the picture changes size to {frame.width}x{frame.height}; "
                 f"{fmt.width}x{fmt.height} was expected"
             )
-        whole = box == Box(0, 0, fmt.width, fmt.height) and size == (fmt.height, fmt.width)
-        if not (whole and pixels == "i420" and frame.format.name in ("yuv420p", "yuvj420p")):
-            key = (fmt.matrix, fmt.full_range, frame.format.name, frame.colorspace,
-                   frame.color_range, fmt.width, fmt.height, box, size, pixels)  # fmt: skip
+        name = frame.format.name
+        whole = size == (fmt.height, fmt.width) and box == Box(0, 0, fmt.width, fmt.height)
+        if not (whole and pixels == "i420" and name in ("yuv420p", "yuvj420p")):
+            key = (fmt.matrix, fmt.full_range, name, frame.colorspace, frame.color_range,
+                   fmt.width, fmt.height, box, size, pixels)  # fmt: skip
             scaler = self._scalers.get(key)
             if scaler is None:
                 scaler = _Scaler(fmt, frame, box, size, pixels)
@@ -179,16 +182,16 @@ class _Scaler:
             f"{width}:{height}:flags=bilinear:in_color_matrix={fmt.matrix}:in_range={in_range}:"
             f"out_range={out_range}" + (f":out_color_matrix={fmt.matrix}" * (pixels == "i420")),
         )
-        keeps_range = pixels == "i420" and frame.format.name in _FULL_RANGE_FORMATS
-        target = "rgb24" if pixels == "rgb" else "yuvj420p" if keeps_range else "yuv420p"
-        last = graph.add("format", target)
-        sink = graph.add("buffersink")
-        source.link_to(crop)
-        crop.link_to(scale)
-        scale.link_to(last)
-        last.link_to(sink)
+        chain = [source, crop, scale]
+        if pixels == "rgb":
+            chain.append(graph.add("format", "rgb24"))
+        elif frame.format.name not in ("yuv420p", "yuvj420p"):
+            chain.append(graph.add("format", "yuv420p"))
+        chain.append(graph.add("buffersink"))
+        for link, following in pairwise(chain):
+            link.link_to(following)
         graph.configure()
-        self._graph, self._source, self._sink = graph, source, sink
+        self._graph, self._source, self._sink = graph, source, chain[-1]
 
     def __call__(self, frame: av.VideoFrame) -> av.VideoFrame:
         self._source.push(frame)
@@ -204,18 +207,15 @@ def copy_planes(
     height, width = size
     if (frame.height, frame.width) != size:
         raise MediaError(f"a frame of {frame.width}x{frame.height} does not fit {width}x{height}")
-    flat = row.reshape(-1)
-    shapes = (
-        [(height, width * 3)]
-        if pixels == "rgb"
-        else [(height, width), (height // 2, width // 2), (height // 2, width // 2)]
-    )
+    half = (height // 2, width // 2)
+    shapes = ((height, width * 3),) if pixels == "rgb" else (size, half, half)
     at = 0
     for plane, (lines, length) in zip(frame.planes, shapes, strict=True):
-        padded = np.frombuffer(memoryview(plane), np.uint8, lines * plane.line_size)
-        target = flat[at : at + lines * length].reshape(lines, length)
-        target[:] = padded.reshape(lines, plane.line_size)[:, :length]
-        at += lines * length
+        pitch = plane.line_size
+        padded = np.frombuffer(memoryview(plane), np.uint8, lines * pitch)
+        end = at + lines * length
+        row[at:end].reshape(lines, length)[:] = padded.reshape(lines, pitch)[:, :length]
+        at = end
 
 
 def _decode_run(
@@ -245,10 +245,17 @@ def _decode_run(
             raise MediaError(f"damaged video data: frame {number} fails its checksum")
         packet = av.Packet(payload)
         packet.pts = number if number >= 0 else None
-        packet.time_base = Fraction(1, 1)
         yield from decoder.decode(packet)
     yield from decoder.decode(None)
     decoder.flush_buffers()
+
+
+def _wanted(frames: Iterator[av.VideoFrame], missing: set[int]) -> Iterator[av.VideoFrame]:
+    """Those frames that are still missing, which they then no longer are."""
+    for frame in frames:
+        if frame.pts in missing:
+            missing.discard(frame.pts)
+            yield frame
 
 
 def _check(

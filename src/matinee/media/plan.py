@@ -26,22 +26,22 @@ def packets_to_feed(
         IndexError: a frame outside 0 … table.num_frames - 1.
     Source: H.264 (ITU-T Rec. H.264) §7.4.1, nal_ref_idc. See Note [Temporal layers].
     """
-    wanted = np.unique(np.asarray(frames, dtype=np.int64))
-    if not len(wanted):
+    wanted = sorted({int(frame) for frame in frames})
+    if not wanted:
         return []
     if wanted[0] < 0 or wanted[-1] >= table.num_frames:
         bad = wanted[0] if wanted[0] < 0 else wanted[-1]
         raise IndexError(f"frame {bad} is outside 0 … {table.num_frames - 1}")
+    if not len(table.key_frames) or wanted[0] < table.key_frames[0]:
+        raise IndexError(f"frame {wanted[0]} is shown before the first keyframe")
     # The key to start from is the last one shown at or before the frame: a frame shown before its
     # preceding key (a leading picture of an open GOP) needs the GOP before that.
-    group = np.searchsorted(table.key_frames, wanted, side="right") - 1
-    if group[0] < 0:
-        raise IndexError(f"frame {wanted[0]} is shown before the first keyframe")
-    wanted_packets = table.packet_of[wanted]
+    groups = np.searchsorted(table.key_frames, wanted, side="right") - 1
+    packets = table.packet_of[wanted]
     runs: list[NDArray[np.int64]] = []
-    for number in np.unique(group):
-        mine = wanted_packets[group == number]
-        first, last = int(table.key_packets[number]), int(mine.max())
+    for group in dict.fromkeys(groups.tolist()):
+        mine = packets[groups == group]
+        first, last = int(table.key_packets[group]), int(mine.max())
         needed = ~table.disposable[first : last + 1]
         needed[mine - first] = True
         runs.append(np.flatnonzero(needed) + first)
@@ -56,11 +56,17 @@ def byte_ranges(
     Gaps of up to `max_gap` bytes (skipped packets, interleaved audio) are read along: one longer
     read is cheaper than two.
     """
+    if not len(offset):
+        return []
+    ends = offset + size
+    first, last = int(offset.min()), int(ends.max())
+    if last - first - int(size.sum()) <= max_gap:
+        return [(first, last)]
     order = np.argsort(offset, kind="stable")
     ranges: list[tuple[int, int]] = []
-    for start, length in zip(offset[order].tolist(), size[order].tolist(), strict=True):
+    for start, end in zip(offset[order].tolist(), ends[order].tolist(), strict=True):
         if ranges and start - ranges[-1][1] <= max_gap:
-            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], start + length))
+            ranges[-1] = (ranges[-1][0], max(ranges[-1][1], end))
         else:
-            ranges.append((start, start + length))
+            ranges.append((start, end))
     return ranges

@@ -107,6 +107,11 @@ def probe(path: Path) -> Probe:
     first = _first_frame(path)
     spaced = _spacing(times.shown, base)
     fps = spaced.fps or nominal
+    if not spaced.constant and spaced.span * float(fps) > 10 * times.count + 1000:
+        raise MediaError(
+            f"has frame times that span {spaced.span:.0f} s for {times.count} frames: a gap that "
+            "would be filled with copies"
+        )
     if not 0 < fps <= 1000:
         raise MediaError(f"claims an impossible frame rate of {float(fps):g}")
     return Probe(

@@ -74,7 +74,7 @@ def build_classifier(
         MissingExtra: timm is not installed.
     """
     timm = require("timm", "train")
-    if config.backbone not in timm.list_models():
+    if not timm.is_model(config.backbone):
         near = timm.list_models(f"*{config.backbone[:6]}*")[:5]
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise ConfigError(f"timm has no model {config.backbone!r}{hint}")

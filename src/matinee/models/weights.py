@@ -24,7 +24,7 @@ def load_weights(model: nn.Module, path: str) -> str:
     own = model.state_dict()
     state = _timm_keys(read_state_dict(Path(path)), own)
     head = model.pretrained_cfg.get("classifier", "fc")  # type: ignore[union-attr, operator]
-    heads = (head,) if isinstance(head, str) else tuple(head)
+    heads = tuple(f"{name}." for name in ((head,) if isinstance(head, str) else head))
     misfits = [k for k in state if k in own and state[k].shape != own[k].shape]
     foreign = [k for k in misfits if not k.startswith(heads)]
     if foreign:
@@ -42,7 +42,8 @@ def load_weights(model: nn.Module, path: str) -> str:
             f"{path} does not fit: {len(missing)} keys are missing (e.g. {missing[:2]}), "
             f"{len(unexpected)} unknown (e.g. {unexpected[:2]})"
         )
-    classifier = "a new classifier" if misfits else "classifier included"
+    has_head = any(key.startswith(heads) for key in kept)
+    classifier = "classifier included" if has_head else "a new classifier"
     return f"weights: {len(kept)} tensors from {path}, {classifier}"
 
 

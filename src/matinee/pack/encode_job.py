@@ -6,13 +6,17 @@ import base64
 import errno
 import json
 import os
+import stat
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from av import VideoFrame
+
 from matinee.errors import MediaError
 from matinee.media.encode import encode_chunks, normalised_frames, target_size
-from matinee.media.probe import probe
+from matinee.media.probe import Probe, probe
 from matinee.pack.format import tar_member, write_durably
 from matinee.pack.profiles import Profile
 
@@ -29,8 +33,10 @@ class EncodeJob:
         stamp = [0, 0]
         try:
             video.encode()
-            stat = Path(path).stat()
-            stamp = [stat.st_size, stat.st_mtime_ns]
+            info = Path(path).stat()
+            stamp = [info.st_size, info.st_mtime_ns]
+            if not stat.S_ISREG(info.st_mode):
+                raise OSError(errno.EINVAL, "it is not a regular file")
             with Path(path).open("rb"):
                 pass
         except UnicodeEncodeError:
@@ -56,10 +62,26 @@ class EncodeJob:
         source = probe(path)
         size = target_size(source, self.profile.short_side)
         frames = normalised_frames(path, source, size)
-        chunks: list[dict[str, Any]] = []
-        start, at = 0, 0
         # Under a name of its own: a worker whose parent was killed may still be at this video.
         aside = self.staging / f"{number:06d}.{os.getpid()}.tmp"
+        try:
+            described = self._write(aside, video, source, size, frames)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        aside.replace(self._tar(number))
+        return described
+
+    def _write(
+        self,
+        aside: Path,
+        video: str,
+        source: Probe,
+        size: tuple[int, int],
+        frames: Iterator[VideoFrame],
+    ) -> dict[str, Any]:
+        chunks: list[dict[str, Any]] = []
+        start, at = 0, 0
         with aside.open("wb") as tar:
             for chunk in encode_chunks(
                 frames,
@@ -94,7 +116,6 @@ class EncodeJob:
             os.fsync(tar.fileno())
         if not start:
             raise MediaError("no frame decodes")
-        aside.replace(self._tar(number))
         return {
             "frames": start,
             "fps": [source.fps.numerator, source.fps.denominator],

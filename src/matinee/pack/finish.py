@@ -86,7 +86,7 @@ def finish_pack(
     _write_failures(out, refused + ignored)
     if not samples:
         why = f"; the first refusal: {refused[0].path} {refused[0].reason}" if refused else ""
-        raise PackError(f"none of {len(annotations.videos)} videos can be taken{why}")
+        raise PackError(f"none of {len(annotations.videos)} videos is sound{why}")
     write_tables(out, files=files, chunks=chunks, codecs=codecs, samples=samples)
     report = PackReport(
         out=out,

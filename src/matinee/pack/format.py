@@ -25,6 +25,10 @@ from matinee.errors import PackError
 VERSION = 1
 MANIFEST = "pack.json"
 STAGING = ".staging"
+PACK_FILES = {
+    MANIFEST, STAGING, "shards", "tables.bin", "failures.csv", "chunks.parquet", "codecs.parquet",
+    "files.parquet", "samples.parquet",
+}  # fmt: skip
 SHARD_BYTES = 1 << 30
 
 
@@ -128,6 +132,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path} has pack format version {version}, this matinee reads up to {VERSION}: "
             "upgrade matinee"
         )
+    counts = {"videos", "samples", "chunks", "bytes", "seconds_of_video", "refused", "ignored"}
+    if not isinstance(meta.get("report"), dict) or not counts <= set(meta["report"]):
+        raise PackError(f"{file} is damaged: its report is missing")
     classes = meta.get("classes")
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise PackError(f"{file} is damaged: it has no list of classes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -57,7 +58,7 @@ class Pack:
         self.classes: tuple[str, ...] = tuple(self.meta["classes"])
         self.samples: pa.Table = read_table(self.path / "samples.parquet", SAMPLES)
         self.formats = _formats(self.path)
-        self._files = _files(self.path)
+        self._files, self._sizes = _files(self.path)
         self._read_chunks()
         self._readers: ClipReader | None = None
 
@@ -86,6 +87,16 @@ class Pack:
             column = c[name]
             if len(column) and (column.min() < low or (high is not None and column.max() >= high)):
                 raise PackError(f"{self.path}: impossible values in column {name!r} of the chunks")
+        sizes = np.array(self._sizes, dtype=np.int64)
+        for kind in ("", "table_"):
+            room = sizes[c[f"{kind}file"]] - c[f"{kind}size"]
+            if np.any(c[f"{kind}offset"] > room):
+                raise PackError(f"{self.path}: a chunk lies outside its file; the pack is damaged")
+        first = np.zeros(len(order), bool)
+        first[bounds[:-1]] = True
+        follows = np.concatenate([[0], (c["start_frame"] + c["frames"])[:-1]])
+        if np.any(c["start_frame"] != np.where(first, 0, follows)):
+            raise PackError(f"{self.path}: a video has a gap between chunks; the pack is damaged")
 
     def __len__(self) -> int:
         return int(self.samples.num_rows)
@@ -262,6 +273,8 @@ def frame_span(
     A frame belongs to the span if it is shown at `start_s` or later and before `end_s`.
     """
     rate = float(fps)
+    if not all(value is None or math.isfinite(value) for value in (start_s, end_s)):
+        raise PackError(f"a sample spans {start_s}–{end_s} s; the pack is damaged")
     start = 0 if start_s is None else int(np.ceil(start_s * rate - 1e-6))
     end = total if end_s is None else int(np.ceil(end_s * rate - 1e-6))
     start = min(max(start, 0), total - 1)
@@ -279,22 +292,28 @@ def _formats(path: Path) -> tuple[VideoFormat, ...]:
     return tuple(formats)
 
 
-def _files(path: Path) -> list[str]:
-    """Absolute paths of the files; an original that changed since indexing is an error."""
-    files = []
+def _files(path: Path) -> tuple[list[str], list[int]]:
+    """Absolute paths and sizes of the files; one that is gone or changed is an error."""
+    files, sizes = [], []
     root = path.resolve()
     for row in read_table(path / "files.parquet", FILES).to_pylist():
         file = Path(row["path"])
-        if row["mtime_ns"] == 0:
+        own = not file.is_absolute()
+        if own:
             file = root / file
             if not file.resolve().is_relative_to(root):
                 raise PackError(f"{path} refers to {row['path']!r}, outside itself")
-        else:
-            try:
-                stat = file.stat()
-            except OSError as error:
-                raise PackError(f"{file}, indexed by {path}, is gone: {error.strerror}") from None
-            if (stat.st_size, stat.st_mtime_ns) != (row["size"], row["mtime_ns"]):
-                raise PackError(f"{file} changed since {path} was made: index it again")
+        try:
+            stat = file.stat()
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise PackError(f"{file}, which {path} needs, is gone: {reason}") from None
+        if own and stat.st_size != row["size"]:
+            raise PackError(
+                f"{file} is damaged: it has {stat.st_size} bytes, {row['size']} were written"
+            )
+        if not own and (stat.st_size, stat.st_mtime_ns) != (row["size"], row["mtime_ns"]):
+            raise PackError(f"{file} changed since {path} was made: index it again")
         files.append(str(file))
-    return files
+        sizes.append(stat.st_size)
+    return files, sizes

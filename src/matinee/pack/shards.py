@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+import base64
 import os
 import shutil
 from pathlib import Path
 from typing import Any
 
 from matinee.errors import PackError
+from matinee.media.packets import VideoFormat
 from matinee.pack.annotations import VideoFile
 from matinee.pack.format import SHARD_BYTES, STAGING, TAR_END
+from matinee.pack.tables import CodecRows
 
 
 def assemble_shards(
@@ -31,8 +33,7 @@ def assemble_shards(
         room -= part["bytes"]
     files: list[dict[str, Any]] = []
     chunks: list[dict[str, Any]] = []
-    codecs: list[dict[str, Any]] = []
-    codec_ids: dict[str, int] = {}
+    codecs = CodecRows()
     for index, group in enumerate(g for g in groups if g):
         shard = shards / f"{index:06d}.tar"
         if not shard.exists():
@@ -41,10 +42,8 @@ def assemble_shards(
         for number in group:
             part = parts[number]
             for chunk in part["chunks"]:
-                key = json.dumps(chunk["format"], sort_keys=True)
-                if key not in codec_ids:
-                    codec_ids[key] = len(codecs)
-                    codecs.append(chunk["format"])
+                extradata = base64.b64decode(chunk["format"]["extradata"])
+                fmt = VideoFormat(**{**chunk["format"], "extradata": extradata})
                 chunks.append(
                     {
                         "video": videos[number].id,
@@ -53,7 +52,7 @@ def assemble_shards(
                         "frames": chunk["frames"],
                         "fps_num": part["fps"][0],
                         "fps_den": part["fps"][1],
-                        "codec": codec_ids[key],
+                        "codec": codecs.number(fmt),
                         "file": index,
                         "offset": at + chunk["offset"],
                         "size": chunk["size"],
@@ -67,7 +66,7 @@ def assemble_shards(
         if size != at + len(TAR_END):
             raise PackError(f"{shard} has {size} bytes where {at + len(TAR_END)} were written")
         files.append({"path": f"shards/{shard.name}", "size": size, "mtime_ns": 0})
-    return files, chunks, codecs
+    return files, chunks, codecs.rows
 
 
 def _join(shard: Path, parts: list[Path]) -> None:

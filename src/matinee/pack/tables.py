@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,24 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from matinee.errors import PackError, first_line
+from matinee.media.packets import VideoFormat
 from matinee.pack.annotations import Sample
 from matinee.pack.format import CHUNKS, CODECS, FILES, SAMPLES, write_durably
+
+
+class CodecRows:
+    """Rows of the table of decoder setups, each distinct one once."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._numbers: dict[VideoFormat, int] = {}
+
+    def number(self, fmt: VideoFormat) -> int:
+        """The row of a setup, added if it is new."""
+        if fmt not in self._numbers:
+            self._numbers[fmt] = len(self.rows)
+            self.rows.append(asdict(fmt))
+        return self._numbers[fmt]
 
 
 def write_tables(
@@ -24,11 +40,10 @@ def write_tables(
     codecs: list[dict[str, Any]],
     samples: Sequence[Sample],
 ) -> None:
-    """Write the four tables of a pack. `codecs` rows carry their extradata in base64."""
-    decoded = [{**row, "extradata": base64.b64decode(row["extradata"])} for row in codecs]
+    """Write the four tables of a pack."""
     _write(out / "files.parquet", pa.Table.from_pylist(files, schema=FILES))
     _write(out / "chunks.parquet", pa.Table.from_pylist(chunks, schema=CHUNKS))
-    _write(out / "codecs.parquet", pa.Table.from_pylist(decoded, schema=CODECS))
+    _write(out / "codecs.parquet", pa.Table.from_pylist(codecs, schema=CODECS))
     _write(out / "samples.parquet", _sample_table(samples))
 
 

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,10 +25,13 @@ from typing import Any, BinaryIO
 from matinee.errors import ConfigError, MatineeError, PackError
 from matinee.pack.annotations import Annotations, VideoFile
 from matinee.pack.finish import Failure, PackReport, finish_pack, read_failures
-from matinee.pack.format import MANIFEST, STAGING, VERSION, read_manifest, write_durably
+from matinee.pack.format import MANIFEST, PACK_FILES, STAGING, VERSION, read_manifest, write_durably
 from matinee.pack.profiles import Profile
 from matinee.pack.shards import assemble_shards
 from matinee.workers import WorkerPool
+
+# Signals by which a process ends through a fault of its own, not by someone's wish.
+_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
 
 
 def write_pack(
@@ -49,7 +53,7 @@ def write_pack(
     Raises:
         PackError: `out` holds something else, nothing sound to pack, or the disk is full.
     """
-    out = Path(out)
+    out = Path(out).resolve()
     digest = _digest(annotations, profile)
     if overwrite:
         remove_pack(out)
@@ -60,6 +64,11 @@ def write_pack(
     try:
         staging.mkdir(parents=True, exist_ok=True)
         lock = _lock(staging)
+        done = _existing(out, digest)  # another process may have ended it meanwhile
+        if done is not None:
+            return done
+        for leftover in staging.glob("*.tmp"):
+            leftover.unlink()
         write_durably(staging / "job.json", json.dumps({"digest": digest}).encode())
         resumed = _encode_all(annotations.videos, staging, profile, workers, on_progress)
         parts = [_read_part(staging, number) for number in range(len(annotations.videos))]
@@ -105,6 +114,8 @@ def _encode_all(
         on_progress(finished, len(videos), seconds)
     if not open_jobs:
         return resumed
+    if workers is not None and workers < 1:
+        raise ConfigError(f"--workers {workers}: at least 1")
     count = min(workers or len(os.sched_getaffinity(0)), len(open_jobs))
     with WorkerPool(count, "matinee.pack.encode_job:EncodeJob", (str(staging), profile)) as pool:
         for number in open_jobs:
@@ -113,8 +124,12 @@ def _encode_all(
         while left:
             for result in pool.results(restart=True):
                 if result.died:
-                    if result.job < 0:
-                        raise MatineeError(f"a packing worker ended: {result.died}")
+                    if result.job < 0 or result.signal not in _CRASHES:
+                        doing = f" on {videos[result.job].path}" if result.job >= 0 else ""
+                        raise MatineeError(
+                            f"a packing worker was ended{doing}: {result.died}; run the same "
+                            "command again (with fewer --workers if memory is short)"
+                        )
                     # A file that brings the decoder down is refused, like any other bad file.
                     reason = f"the decoder broke down on it: {result.died}"
                     video = videos[result.job]
@@ -249,6 +264,9 @@ def remove_pack(out: Path) -> None:
     shutil.rmtree(going, ignore_errors=True)
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
+    foreign = {entry.name for entry in out.iterdir()} - PACK_FILES if out.is_dir() else {out.name}
+    if foreign:
+        raise ConfigError(f"--overwrite leaves {out} alone: {min(foreign)!r} is no part of a pack")
     if not (out / STAGING).is_dir():
         try:
             read_manifest(out)

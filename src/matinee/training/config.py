@@ -47,7 +47,8 @@ class OptimConfig:
     batch_size: int = 16
     """Clips a step (the global batch)."""
     accumulate: int = 1
-    """Split each batch into this many parts to save memory; results stay the same but for BN."""
+    """Split each batch into this many parts to save memory; the gradient stays the same, but for
+    batch statistics and dropout."""
     epochs: int = 50
     warmup_epochs: float = 1.0
     """Linear from 0 to lr."""
@@ -72,7 +73,12 @@ class OptimConfig:
             ),
             (self.epochs >= 1, f"--optim.epochs {self.epochs}: at least 1"),
             (self.warmup_epochs >= 0, f"--optim.warmup-epochs {self.warmup_epochs}: 0 or more"),
-            (0 <= self.label_smoothing < 1, f"--optim.label-smoothing {self.label_smoothing}"),
+            (
+                0 <= self.label_smoothing < 1,
+                f"--optim.label-smoothing {self.label_smoothing}: in [0, 1)",
+            ),
+            (self.weight_decay >= 0, f"--optim.weight-decay {self.weight_decay}: 0 or more"),
+            (0 <= self.momentum < 1, f"--optim.momentum {self.momentum}: in [0, 1)"),
             (
                 self.clip_norm is None or self.clip_norm > 0,
                 f"--optim.clip-norm {self.clip_norm}: positive or None",
@@ -128,7 +134,10 @@ class TrainConfig:
         Raises:
             ConfigError: unknown or missing fields.
         """
-        config = _from_dict(TrainConfig, json.loads(text))
+        values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ConfigError("a saved config is damaged: it holds no object")
+        config = _from_dict(TrainConfig, values)
         assert isinstance(config, TrainConfig)
         return config
 
@@ -144,6 +153,8 @@ def _from_dict(kind: Any, values: Any) -> Any:
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         return values
     hints = typing.get_type_hints(kind, include_extras=True)
+    if not isinstance(values, dict):
+        raise ConfigError(f"a saved config is damaged: {kind.__name__} is no object")
     unknown = set(values) - set(hints)
     if unknown:
         raise ConfigError(f"unknown setting {sorted(unknown)[0]!r} in a saved config")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from matinee.data.loader import Batch, ClipLoader, default_workers
+from matinee.data.loader import Batch, ClipLoader
 from matinee.data.random import integer_seed
 from matinee.errors import ConfigError, MatineeError
 from matinee.evaluation.views import run_views
@@ -70,7 +70,7 @@ def train(
     parts, optim = config.optim.accumulate, config.optim
     shared: dict[str, Any] = {
         "clip": config.clip, "mode": config.data.mode, "on_error": config.data.on_error,
-        "device": device, "workers": config.data.workers or default_workers(),
+        "device": device, "workers": config.data.workers,
         "seed": config.run.seed, "mean": norm.mean, "std": norm.std,
     }  # fmt: skip
     loader = ClipLoader(
@@ -93,6 +93,7 @@ def train(
     )
 
     def save() -> None:
+        _check_finite(state)
         with spans("save"):
             folder.save_checkpoint({"state": state.state_dict(), "classes": list(pack.classes)})
 
@@ -127,9 +128,9 @@ def train(
                     folder.log(**row)
                     say.log(row)
                     window = time.perf_counter()
-                    if time.perf_counter() - saved > 60 * config.run.save_minutes:
-                        save()
-                        saved = time.perf_counter()
+                if time.perf_counter() - saved > 60 * config.run.save_minutes:
+                    save()
+                    saved = time.perf_counter()
             if stop.name:
                 break
             due = (state.validated + 1) % config.run.eval_every == 0
@@ -199,7 +200,11 @@ def _step(
                 assert parameter.grad is not None
                 parameter.grad.mul_(optim.batch_size / read)
         if optim.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, optim.clip_norm)
+            norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip_norm)
+        else:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # Not finite once, not finite in this sum: seen before these weights are ever saved.
+        state.norms = norm.detach() if state.norms is None else state.norms + norm.detach()
         for group in state.optimizer.param_groups:
             group["lr"] = lr
         state.optimizer.step()
@@ -214,11 +219,7 @@ def _log_row(
 ) -> dict[str, Any]:
     assert state.loss is not None and state.correct is not None
     loss = float(state.loss) / state.clips
-    if not math.isfinite(loss):
-        raise MatineeError(
-            f"the loss is {loss} at step {state.step}: lower --optim.lr, or set --optim.clip-norm; "
-            "the last checkpoint is from before"
-        )
+    _check_finite(state)
     row = {
         "kind": "train",
         "step": state.step,
@@ -231,9 +232,18 @@ def _log_row(
         "masked": state.masked,
         "spans": spans.take(),
     }
-    state.loss = state.correct = None
+    state.loss = state.correct = state.norms = None
     state.clips = 0
     return row
+
+
+def _check_finite(state: TrainState) -> None:
+    for name, value in (("loss", state.loss), ("gradient", state.norms)):
+        if value is not None and not math.isfinite(float(value)):
+            raise MatineeError(
+                f"the {name} is {float(value)} by step {state.step}: lower --optim.lr, or set "
+                "--optim.clip-norm; the last checkpoint is from before"
+            )
 
 
 def _resume(
@@ -248,6 +258,12 @@ def _resume(
         if getattr(saved, section) != getattr(config, section):
             raise ConfigError(
                 f"{folder.path} was started with other settings in section {section!r}: resume "
+                "with the same, or start anew with another --out"
+            )
+    for name in ("train_split", "val_split", "repeats"):
+        if getattr(saved.data, name) != getattr(config.data, name):
+            raise ConfigError(
+                f"{folder.path} was started with data.{name} {getattr(saved.data, name)!r}: resume "
                 "with the same, or start anew with another --out"
             )
     if saved.run.seed != config.run.seed:

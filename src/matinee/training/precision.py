@@ -23,6 +23,8 @@ def pick_device(wanted: str) -> torch.device:
         raise ConfigError(f"--run.device {wanted!r}: auto, cpu or cuda[:n]") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--run.device {wanted}: torch sees no GPU here")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"--run.device {wanted}: there are {torch.cuda.device_count()} GPUs")
     return device
 
 

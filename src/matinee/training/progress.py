@@ -49,17 +49,18 @@ class Silent:
         pass
 
 
-def progress_bar(console: Console, *fields: str) -> Bar:
+def progress_bar(console: Console, *fields: str, disable: bool = False) -> Bar:
     """A progress bar in matinee's manner, with extra text fields."""
     return Bar(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        *(TextColumn(f"{{task.fields[{name}]}}") for name in fields),
+        *(TextColumn(f"{{task.fields[{name}]}}", markup=False) for name in fields),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        disable=disable,
     )
 
 
@@ -76,7 +77,9 @@ class Terminal:
     def start(self, *, total: int, facts: list[str]) -> None:
         self._total = total
         for fact in facts:
-            self._console.print(f"  {fact}", style="dim", highlight=False, soft_wrap=True)
+            self._console.print(
+                f"  {fact}", style="dim", highlight=False, soft_wrap=True, markup=False
+            )
 
     def step(self, step: int) -> None:
         if self._task is None:
@@ -95,14 +98,18 @@ class Terminal:
             self._last += f"  masked {row['masked']}"
         if self._task is not None:
             self._bar.update(self._task, note=self._last)
+        whole = round(row["epoch"])
+        if not self._console.is_terminal and abs(row["epoch"] - whole) < 1e-9:
+            text = f"{self._name}: epoch {whole}  {self._last}"
+            self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def validated(self, row: dict[str, Any]) -> None:
-        text = f"{self._name}: epoch {row['epoch']}  {self._last}  val top1 {row['top1']:.3f}"
+        text = f"{self._name}: epoch {row['epoch']}  validation top1 {row['top1']:.3f}"
         if self._console.is_terminal:
             if self._task is not None:
                 self._bar.update(self._task, description=f"{self._name} val {row['top1']:.3f}")
         else:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def __enter__(self) -> Terminal:
         if self._console.is_terminal:

@@ -58,7 +58,7 @@ class RunFolder:
             return TrainConfig.from_json(self.config_file.read_text())
         except FileNotFoundError:
             raise ConfigError(f"{self.path} is no run: it has no config.json") from None
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise ConfigError(f"{self.config_file} is damaged: {error}") from None
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
@@ -86,6 +86,8 @@ class RunFolder:
             ) from None
         except Exception as error:  # zip, pickle and torch errors have no common base
             raise MatineeError(f"{self.checkpoint_file} is damaged: {first_line(error)}") from None
+        if not isinstance(state, dict) or not {"state", "classes"} <= set(state):
+            raise MatineeError(f"{self.checkpoint_file} is no checkpoint of matinee")
         return state
 
     def log(self, **row: Any) -> None:

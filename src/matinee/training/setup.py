@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from matinee.data.random import integer_seed
@@ -31,13 +32,22 @@ def choose_splits(pack: Pack, config: TrainConfig) -> Splits:
     names = pack.splits()
     train = config.data.train_split or ("train" if "train" in names else None)
     val = config.data.val_split or next((n for n in ("val", "test") if n in names), None)
-    if train is None:
-        val = config.data.val_split
+    if train is None and set(names) - {""}:
+        raise ConfigError(
+            f"{pack.path} has no split 'train' but {', '.join(n for n in names if n)}: "
+            "say which to use with --data.train-split and --data.val-split"
+        )
     labels = pack.samples.column("label").to_pylist()
     trained = {labels[i] for i in pack.select(train)}
     if None in trained:
         raise ConfigError(f"{pack.path}: training samples without a label (split {train!r})")
     if val is not None:
+        both = np.intersect1d(pack.select(train), pack.select(val))
+        if len(both):
+            raise ConfigError(
+                f"{pack.path}: {len(both)} samples are in the training split {train!r} and in "
+                f"{val!r}, which is validated on: set --data.val-split (and --data.train-split)"
+            )
         unseen = {labels[i] for i in pack.select(val)} - trained - {None}
         if unseen:
             raise ConfigError(

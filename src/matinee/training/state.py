@@ -15,9 +15,9 @@ from matinee.data.loader import ClipLoader
 class TrainState:
     """The whole state of a run, saved at the boundary between two steps.
 
-    `step` steps are done; `validated` epochs have been validated; `loss` and `correct` are sums
-    over the `clips` since the last log line. Randomness needs no state: it derives from the seed
-    and the step.
+    `step` steps are done; `validated` epochs have been validated; `loss`, `correct` and `norms`
+    (of gradients) are sums over the `clips` since the last log line. Randomness needs no state: it
+    derives from the seed and the step.
     """
 
     model: nn.Module
@@ -27,6 +27,7 @@ class TrainState:
     validated: int = 0
     loss: torch.Tensor | None = None
     correct: torch.Tensor | None = None
+    norms: torch.Tensor | None = None
     clips: int = 0
     masked: int = 0
 
@@ -39,6 +40,7 @@ class TrainState:
             "validated": self.validated,
             "loss": self.loss,
             "correct": self.correct,
+            "norms": self.norms,
             "clips": self.clips,
             "masked": self.masked,
         }
@@ -49,6 +51,7 @@ class TrainState:
         self.loader.load_state_dict(state["loader"])
         self.step, self.validated = state["step"], state["validated"]
         self.clips, self.masked = state["clips"], state["masked"]
-        self.loss, self.correct = (
-            None if state[name] is None else state[name].to(device) for name in ("loss", "correct")
+        self.loss, self.correct, self.norms = (
+            None if state[name] is None else state[name].to(device)
+            for name in ("loss", "correct", "norms")
         )

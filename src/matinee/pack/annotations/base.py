@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+
+from matinee.errors import AnnotationError
 
 # Files that lie beside videos and claim nothing: listed, but no reason to fail.
 _BYSTANDERS = {
@@ -49,6 +51,25 @@ class Annotations:
     samples: tuple[Sample, ...]
     bystanders: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        ids = [video.id for video in self.videos]
+        if len(set(ids)) < len(ids):
+            raise AnnotationError(f"two videos have the id {_twice(ids)!r}")
+        for name in ids:
+            path = PurePosixPath(name)
+            if not name or path.is_absolute() or ".." in path.parts:
+                raise AnnotationError(f"video id {name!r}: expected a relative path without '..'")
+        samples = [sample.id for sample in self.samples]
+        if len(set(samples)) < len(samples):
+            raise AnnotationError(f"two samples have the id {_twice(samples)!r}")
+        unknown = {sample.video for sample in self.samples} - set(ids)
+        if unknown:
+            raise AnnotationError(f"a sample is of video {min(unknown)!r}, which is not given")
+
+
+def _twice(names: list[str]) -> str:
+    return next(name for name, count in Counter(names).items() if count > 1)
 
 
 def bystander(path: Path) -> str | None:

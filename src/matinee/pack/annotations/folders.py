@@ -43,6 +43,8 @@ def read_class_folders(root: Path, *, val_fraction: float = 0.2) -> Annotations:
         (str(file), bystander(file) or "not in a class folder") for file in _files(root)
     ]
     for outer in top:
+        if by_split:
+            bystanders += [(str(f), bystander(f) or "not in a class folder") for f in _files(outer)]
         for folder in _folders(outer) if by_split else [outer]:
             found = 0
             for file in _walk(folder):
@@ -75,5 +77,9 @@ def _files(root: Path) -> list[Path]:
 
 
 def _walk(root: Path) -> list[Path]:
-    found = [Path(base) / name for base, _, names in os.walk(root) for name in names]
+    def stop(error: OSError) -> None:
+        raise AnnotationError(f"{error.filename} cannot be read: {error.strerror}")
+
+    walk = os.walk(root, onerror=stop, followlinks=True)
+    found = [Path(base) / name for base, _, names in walk for name in names]
     return sorted(path for path in found if not path.is_dir())

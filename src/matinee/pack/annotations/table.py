@@ -81,6 +81,8 @@ def _sample(where: str, row: dict[str, str], root: Path) -> tuple[Sample, VideoF
     path = row["path"].strip()
     if not path:
         raise AnnotationError(f"{where}: the path is blank")
+    if "\0" in path:
+        raise AnnotationError(f"{where}: the path contains a NUL character")
     label = (row.get("label") or "").strip() or None
     text = (row.get("text") or "").strip() or None
     if label is None and text is None:
