@@ -56,8 +56,8 @@ def config(data: str, out: str, train: str, test: str, *, seed: int = 0) -> Trai
         run=RunConfig(out=out, seed=seed, eval_every=1000),
         model=ModelConfig(backbone="tf_efficientnet_lite0", dropout=0.2, pretrained=weights()),
         clip=ClipSpec(
-            frames=8, sampling="dense", stride=4, modality="difference", size=80, crop="random-resized",
-            scale=(0.4, 1.0), ratio=(0.7, 1.43), center_scale=0.8, flip="horizontal",
+            frames=8, sampling="dense", stride=4, modality="difference", size=80,
+            crop="random-resized", scale=(0.4, 1.0), ratio=(0.7, 1.43), center_scale=0.8, flip="horizontal",
             brightness=0.4, contrast=0.4, grayscale=1.0, erasing=0.3,
         ),
         optim=OptimConfig(

@@ -66,7 +66,8 @@ def test_the_demo_runs_through_and_says_what_came_out(tmp_path):
     assert saved == result
     assert {"tsm_top1", "tsn_top1", "chance", "seconds"} < set(result) and result["chance"] == 0.5
     assert {p.name for p in (tmp_path / "demo").iterdir()} == {
-        ".matinee-demo", "shapes", "shapes.pack", "tsm", "tsn", "report.html", "result.json", "sheet.png",
+        ".matinee-demo", "shapes", "shapes.pack", "tsm", "tsn", "report.html", "result.json",
+        "sheet.png",
     }  # fmt: skip
     assert run_demo(tmp_path / "demo", Quiet(), size=size)["tsm_top1"] == result["tsm_top1"]
 
