@@ -7,12 +7,12 @@ The default output is planar I420 at the final size (1.5 bytes a pixel): Y [H, W
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Literal, TypeVar
+from zlib import crc32
 
 import av
 import numpy as np
@@ -182,12 +182,10 @@ class _Scaler:
             f"{width}:{height}:flags=bilinear:in_color_matrix={fmt.matrix}:in_range={in_range}:"
             f"out_range={out_range}" + (f":out_color_matrix={fmt.matrix}" * (pixels == "i420")),
         )
-        chain = [source, crop, scale]
-        if pixels == "rgb":
-            chain.append(graph.add("format", "rgb24"))
-        elif frame.format.name not in ("yuv420p", "yuvj420p"):
-            chain.append(graph.add("format", "yuv420p"))
-        chain.append(graph.add("buffersink"))
+        keeps_range = pixels == "i420" and frame.format.name in _FULL_RANGE_FORMATS
+        target = "rgb24" if pixels == "rgb" else "yuvj420p" if keeps_range else "yuv420p"
+        # A fixed format in between also spares FFmpeg the choice among all formats.
+        chain = [source, crop, scale, graph.add("format", target), graph.add("buffersink")]
         for link, following in pairwise(chain):
             link.link_to(following)
         graph.configure()
@@ -231,19 +229,18 @@ def _decode_run(
         data = memoryview(read(start, end))
         if len(data) != end - start:
             raise MediaError(f"is cut short: {end - start} bytes at {start}, {len(data)} are there")
-        spans.append((start, data))
-    at = 0
+        spans.append((start, end, data))
+    start, end, data = spans[0]
     for offset, length, number, crc in zip(
         offsets.tolist(), sizes.tolist(), table.frame[run].tolist(), table.crc[run].tolist(),
         strict=True,
     ):  # fmt: skip
-        while not spans[at][0] <= offset < spans[at][0] + len(spans[at][1]):
-            at = (at + 1) % len(spans)
-        start, data = spans[at]
-        payload = bytes(data[offset - start : offset - start + length])
-        if zlib.crc32(payload) != crc:
+        if not start <= offset < end:
+            start, end, data = next(span for span in spans if span[0] <= offset < span[1])
+        payload = data[offset - start : offset - start + length]
+        if crc32(payload) != crc:
             raise MediaError(f"damaged video data: frame {number} fails its checksum")
-        packet = av.Packet(payload)
+        packet = av.Packet(payload)  # type: ignore[arg-type]  # any buffer; copied once, here
         packet.pts = number if number >= 0 else None
         yield from decoder.decode(packet)
     yield from decoder.decode(None)
