@@ -28,11 +28,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see src/matinee/cli/__ini
 from rich.console import Console
 
 import matinee
-from matinee.data.clips import ClipSpec
-from matinee.models.classifier import ModelConfig
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
-from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from matinee.recipes import tsm_motion
+from matinee.training.config import TrainConfig
 from matinee.training.progress import Terminal
 
 GROUPS = ("0,1,2", "3,4,5", "6,7,8")
@@ -48,33 +47,14 @@ def weights() -> str:
 
 
 def config(data: str, out: str, train: str, test: str, *, seed: int = 0) -> TrainConfig:
-    """Grey differences of dense clips at stride 4: few people, so looks must not count."""
-    return TrainConfig(
-        data=DataConfig(
-            path=data, train_split=f"person={train}", val_split=f"person={test}", repeats=2
-        ),
-        run=RunConfig(out=out, seed=seed, eval_every=1000),
-        model=ModelConfig(backbone="tf_efficientnet_lite0", dropout=0.2, pretrained=weights()),
-        clip=ClipSpec(
-            frames=8,
-            sampling="dense",
-            stride=4,
-            modality="difference",
-            size=80,
-            scale=(0.4, 1.0),
-            ratio=(0.7, 1.43),
-            center_scale=0.8,
-            flip="horizontal",
-            brightness=0.4,
-            contrast=0.4,
-            grayscale=1.0,
-            erasing=0.3,
-        ),
-        optim=OptimConfig(
-            name="adamw", lr=1e-3, weight_decay=0.01, batch_size=8, epochs=8, warmup_epochs=0.8,
-            clip_norm=None, label_smoothing=0.1,
-        ),
-    )  # fmt: skip
+    """The recipe tsm-motion on people `train`, tested on people `test`."""
+    recipe = tsm_motion(data, out)
+    return replace(
+        recipe,
+        data=replace(recipe.data, train_split=f"person={train}", val_split=f"person={test}"),
+        run=replace(recipe.run, seed=seed),
+        model=replace(recipe.model, pretrained=weights()),
+    )
 
 
 def candidates(base: TrainConfig) -> dict[str, TrainConfig]:
