@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from matinee.data.sampling import uniform_segments
 from matinee.errors import MatineeError
 from matinee.extras import require
-from matinee.measure.rundata import RunData, Scores
+from matinee.measure.rundata import RunData
 from matinee.pack.reader import Pack
 from matinee.training.setup import choose_splits
 
@@ -80,19 +80,10 @@ def choose(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
     return chosen
 
 
-def find_examples(
-    runs: Sequence[RunData], *, split: str | None, count: int
-) -> tuple[list[Example], str]:
-    """Examples from what the last run was evaluated on, and a remark if there are none.
-
-    Args:
-        split: take them from this split; with it, predictions come from evaluations of it.
-
-    Raises:
-        ConfigError: the pack has no such split.
-    """
+def find_examples(runs: Sequence[RunData], *, count: int) -> tuple[list[Example], str]:
+    """Examples from what the last run was evaluated on, and a remark if there are none."""
     last = runs[-1]
-    scores = _scores_on(last, split)
+    scores = last.scores
     try:
         pack = Pack(scores.data if scores else last.config.data.path)
     except (MatineeError, OSError) as error:
@@ -106,26 +97,17 @@ def find_examples(
         if any(c.index >= len(pack) or names[c.index].as_py() != c.sample for c in candidates):
             return [], f"No frames: {pack.path} has other samples than {scores.source} speaks of."
     else:
-        rows = pack.select(split or choose_splits(pack, last.config).val)
+        rows = pack.select(choose_splits(pack, last.config).val)
         table = pack.samples.select(["sample", "label"]).take(rows).to_pylist()
         candidates = [
             Candidate(int(index), row["sample"], row["label"], None)
             for index, row in zip(rows, table, strict=True)
         ]
     chosen = choose(candidates, count)
-    return [_example(pack, candidate, runs, split) for candidate in chosen], ""
+    return [_example(pack, candidate, runs) for candidate in chosen], ""
 
 
-def _scores_on(run: RunData, split: str | None) -> Scores | None:
-    """The evaluation whose predictions are shown: of `split`, or the one that counts."""
-    if split is None:
-        return run.scores
-    return next((scores for scores in run.evaluations if scores.split == split), None)
-
-
-def _example(
-    pack: Pack, candidate: Candidate, runs: Sequence[RunData], split: str | None
-) -> Example:
+def _example(pack: Pack, candidate: Candidate, runs: Sequence[RunData]) -> Example:
     info = pack.info(candidate.index)
     size = (_HEIGHT, max(2, 2 * round(_HEIGHT * info.width / info.height / 2)))
     images: tuple[tuple[str, float], ...] = ()
@@ -142,7 +124,7 @@ def _example(
         error = f"No frames: {problem}"
     guesses = []
     for run in runs:
-        scores = _scores_on(run, split)
+        scores = run.scores
         row = scores.predictions.get(candidate.sample) if scores else None
         if row is None or row["label"] != candidate.label:
             guesses.append(Guess(run.name, None, 0.0, False))

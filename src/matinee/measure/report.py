@@ -26,7 +26,6 @@ def write_report(
     *,
     title: str = "Training report",
     intro: str = "",
-    example_split: str | None = None,
     examples: int = 8,
 ) -> Path:
     """Write one self-contained page (no scripts, no network) about run folders.
@@ -37,8 +36,6 @@ def write_report(
 
     Args:
         intro: plain text under the title; a blank line begins a new paragraph.
-        example_split: show examples and predictions of this split (as `Pack.select` takes it)
-            instead of those that the numbers come from.
         examples: how many samples to show frames of.
 
     Returns:
@@ -53,7 +50,7 @@ def write_report(
     if examples < 0:
         raise ConfigError(f"examples={examples}: 0 or more")
     found = read_runs(runs)
-    shown, remark = find_examples(found, split=example_split, count=examples)
+    shown, remark = find_examples(found, count=examples)
     parts = [
         ("summary", "Final numbers", sections.summary(found)),
         ("curves", "Training and validation", sections.curves(found)),

@@ -17,7 +17,6 @@ from __future__ import annotations
 import io
 import zlib
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -143,14 +142,11 @@ class PacketTable:
 
 @dataclass(frozen=True)
 class PacketScan:
-    """What one pass over a file's packets tells. `times` is [num_frames], in seconds."""
+    """What one pass over a file's packets tells, and what a decoder needs to begin."""
 
     table: PacketTable
-    times: NDArray[np.float64]
     codec: str
     extradata: bytes
-    fps: Fraction
-    container: str
 
 
 def video_stream(container: av.container.InputContainer) -> av.VideoStream:
@@ -217,9 +213,6 @@ def scan_packets(source: Path | bytes) -> PacketScan:
             raise MediaError("two frames carry the same presentation time")
         frame = np.full(len(rows), -1, dtype=np.int64)
         frame[order] = np.arange(len(order))
-        base = stream.time_base or Fraction(1, 1)
-        times = pts[order].astype(np.float64) * float(base)
-        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
         return PacketScan(
             table=PacketTable(
                 offset=offsets.astype(np.int64),
@@ -229,11 +222,8 @@ def scan_packets(source: Path | bytes) -> PacketScan:
                 key=keys.astype(bool),
                 disposable=disposables.astype(bool),
             ),
-            times=times - (times[0] if len(times) else 0.0),
             codec=codec_name,
             extradata=extradata,
-            fps=Fraction(rate),
-            container=container.format.name,
         )
 
 

@@ -62,13 +62,10 @@ class Probe:
     packets: int
     duration: float
     constant: bool
-    has_times: bool
     interlaced: bool
     one_frame_a_packet: bool
     pixel_aspect: Fraction
     orientation: Orientation
-    codec: str
-    container: str
 
     @property
     def matrix(self) -> str:
@@ -124,13 +121,10 @@ def probe(path: Path) -> Probe:
         packets=times.count,
         duration=times.count / float(fps) if spaced.constant else spaced.span + 1 / float(fps),
         constant=spaced.constant,
-        has_times=times.complete,
         interlaced=bool(first.interlaced_frame),
         one_frame_a_packet=codec in _ONE_FRAME_A_PACKET and not first.interlaced_frame,
         pixel_aspect=first.pixel_aspect,
         orientation=first.orientation,
-        codec=codec,
-        container=container.format.name,
     )
 
 
@@ -138,12 +132,11 @@ def probe(path: Path) -> Probe:
 class _Times:
     shown: NDArray[np.int64]
     count: int
-    complete: bool
 
 
 def _packet_times(container: av.container.InputContainer, stream: av.VideoStream) -> _Times:
     pts: list[int] = []
-    count, complete = 0, True
+    count = 0
     try:
         for packet in container.demux(stream):
             if not packet.size or packet.is_discard:
@@ -151,15 +144,13 @@ def _packet_times(container: av.container.InputContainer, stream: av.VideoStream
             if packet.is_corrupt:
                 raise MediaError(f"is damaged: packet {count} is marked corrupt or cut short")
             count += 1
-            if packet.pts is None:
-                complete = False
-            else:
+            if packet.pts is not None:
                 pts.append(packet.pts)
     except av.FFmpegError as error:
         raise MediaError(f"is damaged: {reason_of(error)}") from None
     if not count:
         raise MediaError("holds a video stream without frames")
-    return _Times(np.sort(np.array(pts, dtype=np.int64)), count, complete)
+    return _Times(np.sort(np.array(pts, dtype=np.int64)), count)
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,11 @@ def write_durably(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name as well
+    finally:
+        os.close(folder)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
