@@ -290,6 +290,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     _, absent = peers()
+    described = machine.describe("matinee", "av", "torch", "torchcodec", "decord", "spdl-io")
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -321,7 +322,7 @@ def main() -> None:
     result = {
         "benchmark": "loader_peers",
         "clip": {"frames": FRAMES, "stride": STRIDE, "size": SIZE, "threads": 1},
-        "machine": machine.describe("matinee", "av", "torch", "torchcodec", "decord", "spdl-io"),
+        "machine": described,
         "absent": absent,
         "ms_per_clip": ms,
         "quartiles": spread,
