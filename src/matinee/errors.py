@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's error, or its kind if it says nothing."""
+    """The first sentence of another library's error, or its kind if it says nothing."""
     lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return lines[0].split(". ")[0] if lines else type(error).__name__
 
 
 class MatineeError(Exception):

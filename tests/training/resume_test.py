@@ -281,6 +281,18 @@ def test_resuming_on_other_samples_is_refused(clips_pack, whole):
         train(replace(config, data=replace(config.data, repeats=2)), resume=True)
 
 
+def test_resuming_on_another_pack_is_refused(clips_pack, whole, tmp_path):
+    """Same samples, same classes, other pixels: its source digest differs."""
+    import shutil
+
+    other = tmp_path / "other.pack"
+    shutil.copytree(clips_pack, other)
+    meta = json.loads((other / "pack.json").read_text())
+    (other / "pack.json").write_text(json.dumps({**meta, "source_digest": "0" * 64}))
+    with pytest.raises(ConfigError, match="trained on another pack"):
+        train(settings(other, whole), resume=True)
+
+
 def test_training_and_validation_never_share_samples(clips_pack, tmp_path):
     """A selection by column that overlaps the pack's own val split is refused."""
     config = settings(clips_pack, tmp_path / "run")

@@ -12,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from matinee.files import naming
 from matinee.training.progress import progress_bar
 
 T = TypeVar("T")
@@ -36,7 +37,8 @@ def write_json(path: str | None, content: Any) -> None:
         print(text, end="")
     else:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text)
+        with naming(path):
+            Path(path).write_text(text)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:

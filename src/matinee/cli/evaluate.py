@@ -33,6 +33,7 @@ class EvalCommand:
     on_error: Literal["raise", "mask"] = "raise"
     """A clip that cannot be read: stop, or skip the sample and count it."""
     device: str = "auto"
+    """auto: a GPU if there is one; cpu; cuda:1."""
     json: str | None = None
     """Write metrics and predictions to this file as well; - for standard output."""
 

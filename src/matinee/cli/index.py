@@ -14,6 +14,7 @@ from matinee.pack.index import index_videos
 class IndexCommand(Source):
     """Make a pack over videos where they lie, without encoding: tables only, ready in seconds.
 
+    Each file's first frame is decoded, not the rest: damage further in shows when a clip is read.
     Decoding then costs what the files' own keyframes and sizes make it cost; pack for speed. The
     originals must stay where they are and unchanged. Labels and splits as in matinee pack.
     """

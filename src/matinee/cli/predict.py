@@ -27,6 +27,7 @@ class PredictCommand:
     top: int = 5
     """How many classes to show."""
     device: str = "auto"
+    """auto: a GPU if there is one; cpu; cuda:1."""
     json: str | None = None
     """Write the predictions to this file; - for standard output."""
 

@@ -56,7 +56,8 @@ class ClipSpec:
     erasing: float = 0.0
     """Probability that a box of 2–20 % of a training clip is blanked (arXiv 1708.04896)."""
     short: Short = "loop"
-    """A sample shorter than a dense clip: start over, hold the last frame, or refuse."""
+    """A sample shorter than a dense clip: start over (modulo its length), hold the last frame, or
+    refuse."""
     align: bool = True
     """Start dense clips at multiples of `stride`, where a layered pack decodes fastest."""
 

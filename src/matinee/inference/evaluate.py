@@ -10,6 +10,7 @@ from typing import Any
 from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError
 from matinee.evaluation.views import run_views
+from matinee.files import write_whole
 from matinee.inference.load import LoadedRun, load_run
 from matinee.pack.reader import Pack
 from matinee.tasks.classification import ClassificationTask
@@ -82,5 +83,5 @@ def evaluate(
     where = split if data is None else f"{path.name}-{split}"
     name = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in where)
     file = loaded.folder.path / f"eval-{name}-{report['views']}.json"
-    file.write_text(json.dumps(report, indent=1) + "\n")
+    write_whole(file, (json.dumps(report, indent=1) + "\n").encode())
     return report

@@ -7,7 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from matinee.data.sampling import uniform_segments
+from matinee.errors import ConfigError
 from matinee.extras import require
+from matinee.files import naming
 from matinee.pack.reader import Pack
 
 _FRAMES = 6
@@ -20,7 +22,10 @@ def contact_sheet(pack: Pack, path: Path, *, rows: int = 12) -> None:
     Raises:
         MissingExtra: matplotlib is not installed.
         ClipError: a sample cannot be read.
+        ConfigError: another kind of file.
     """
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ConfigError(f"--sheet {path}: expected a name that ends in .png or .svg")
     figure_module = require("matplotlib.figure", "train")
     chosen = spread_samples(pack, rows)
     figure = figure_module.Figure(figsize=(11, 1.25 * len(chosen) + 0.4), dpi=110)
@@ -41,7 +46,8 @@ def contact_sheet(pack: Pack, path: Path, *, rows: int = 12) -> None:
         )  # fmt: skip
     figure.subplots_adjust(left=0.2, right=0.99, top=0.97, bottom=0.01, wspace=0.03, hspace=0.15)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    with naming(path):
+        figure.savefig(path)
 
 
 def spread_samples(pack: Pack, count: int) -> list[int]:

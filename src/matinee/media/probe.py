@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _MATRIX = {1: "bt709", 5: "bt601", 6: "bt601"}
 # Codecs where every packet that is shown gives exactly one frame.
 _ONE_FRAME_A_PACKET = {"h264", "hevc", "libdav1d", "av1", "mjpeg", "png"}
-_STILL_IMAGES = ("image2", "png_pipe", "jpeg_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe", "gif")
+_STILL_IMAGES = ("image2", "png_pipe", "jpeg_pipe", "webp_pipe", "bmp_pipe", "tiff_pipe")
 
 
 @dataclass(frozen=True)

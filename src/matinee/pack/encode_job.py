@@ -15,9 +15,10 @@ from typing import Any
 from av import VideoFrame
 
 from matinee.errors import MediaError
+from matinee.files import write_whole
 from matinee.media.encode import encode_chunks, normalised_frames, target_size
 from matinee.media.probe import Probe, probe
-from matinee.pack.format import tar_member, write_durably
+from matinee.pack.format import tar_member
 from matinee.pack.profiles import Profile
 
 
@@ -51,7 +52,7 @@ class EncodeJob:
                 part = {"refused": str(error), "seconds": 0.0}
         if "refused" in part:
             self._tar(number).unlink(missing_ok=True)
-        write_durably(
+        write_whole(
             self.staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode()
         )
 

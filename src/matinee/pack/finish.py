@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from matinee.errors import PackError
+from matinee.files import write_whole
 from matinee.pack.annotations import Annotations, Sample
-from matinee.pack.format import MANIFEST, VERSION, write_durably
+from matinee.pack.format import MANIFEST, VERSION
 from matinee.pack.profiles import Profile
 from matinee.pack.tables import write_tables
 
@@ -108,7 +109,7 @@ def finish_pack(
         "source_digest": source_digest,
         "report": report.counts(),
     }
-    write_durably(out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    write_whole(out / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
     return report
 
 
@@ -136,7 +137,7 @@ def _write_failures(out: Path, failures: list[Failure]) -> None:
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "kind", "reason"])
     rows.writerows([failure.path, failure.kind, failure.reason] for failure in failures)
-    write_durably(out / "failures.csv", text.getvalue().encode(errors="backslashreplace"))
+    write_whole(out / "failures.csv", text.getvalue().encode(errors="backslashreplace"))
 
 
 def read_failures(out: Path) -> list[Failure]:

@@ -13,7 +13,6 @@ failures.csv       what was refused or ignored, and why
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -94,21 +93,6 @@ def tar_member(name: str, data: bytes) -> tuple[bytes, int]:
 
 
 TAR_END = bytes(2 * tarfile.BLOCKSIZE)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write aside, flush to disk, rename: the file is there whole or not at all."""
-    aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    with aside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name as well
-    finally:
-        os.close(folder)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from matinee.errors import PackError, first_line
+from matinee.files import write_whole
 from matinee.media.packets import VideoFormat
 from matinee.pack.annotations import Sample
-from matinee.pack.format import CHUNKS, CODECS, FILES, SAMPLES, write_durably
+from matinee.pack.format import CHUNKS, CODECS, FILES, SAMPLES
 
 
 class CodecRows:
@@ -64,7 +65,7 @@ def _sample_table(samples: Sequence[Sample]) -> pa.Table:
 def _write(path: Path, table: pa.Table) -> None:
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
-    write_durably(path, buffer.getvalue())
+    write_whole(path, buffer.getvalue())
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:

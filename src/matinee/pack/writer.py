@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from matinee.errors import ConfigError, MatineeError, PackError
+from matinee.files import write_whole
 from matinee.pack.annotations import Annotations, VideoFile
 from matinee.pack.finish import Failure, PackReport, finish_pack, read_failures
-from matinee.pack.format import MANIFEST, PACK_FILES, STAGING, VERSION, read_manifest, write_durably
+from matinee.pack.format import MANIFEST, PACK_FILES, STAGING, VERSION, read_manifest
 from matinee.pack.profiles import Profile
 from matinee.pack.shards import assemble_shards
 from matinee.workers import WorkerPool
@@ -69,7 +70,7 @@ def write_pack(
             return done
         for leftover in staging.glob("*.tmp"):
             leftover.unlink()
-        write_durably(staging / "job.json", json.dumps({"digest": digest}).encode())
+        write_whole(staging / "job.json", json.dumps({"digest": digest}).encode())
         resumed = _encode_all(annotations.videos, staging, profile, workers, on_progress)
         parts = [_read_part(staging, number) for number in range(len(annotations.videos))]
         report = _assemble(out, annotations, parts, profile, digest, resumed)
@@ -151,7 +152,7 @@ def _encode_all(
 
 def _write_part(staging: Path, number: int, video: VideoFile, part: dict[str, Any]) -> None:
     stamp = _stamp(video.path)
-    write_durably(staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode())
+    write_whole(staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode())
 
 
 def _read_part(staging: Path, number: int) -> dict[str, Any]:

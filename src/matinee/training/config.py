@@ -34,7 +34,8 @@ class DataConfig:
     mode: Literal["processes", "threads"] = "processes"
     """processes: nothing the training loop does slows them; threads: simple, no start-up."""
     on_error: Literal["raise", "mask"] = "raise"
-    """A clip that cannot be read: stop with file and reason, or mask, count and log it."""
+    """A clip that cannot be read: stop with file and reason, or mask, count and log it (a batch
+    without any clip left stops the run)."""
 
 
 @dataclass(frozen=True)

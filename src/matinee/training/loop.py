@@ -80,7 +80,7 @@ def train(
     state = TrainState(model, build_optimizer(model, optim), loader)
     steps_per_epoch = len(loader) // parts
     if resume:
-        _resume(folder, config, state, pack.classes, device)
+        _resume(folder, config, state, pack, device)
     else:
         folder.create(config)
     say.start(
@@ -95,7 +95,13 @@ def train(
     def save() -> None:
         _check_finite(state)
         with spans("save"):
-            folder.save_checkpoint({"state": state.state_dict(), "classes": list(pack.classes)})
+            folder.save_checkpoint(
+                {
+                    "state": state.state_dict(),
+                    "classes": list(pack.classes),
+                    "source_digest": pack.meta.get("source_digest"),
+                }
+            )
 
     def validate() -> dict[str, Any] | None:
         if splits.val is None:
@@ -193,7 +199,10 @@ def _step(
         state.correct = correct if state.correct is None else state.correct + correct
     with spans("optimizer"):
         if read == 0:
-            raise MatineeError(f"step {state.step}: none of the batch's clips could be read")
+            raise MatineeError(
+                f"step {state.step}: none of the batch's {optim.batch_size} clips could be read, "
+                f"the last: {state.loader.failed[-1]}"
+            )
         parameters = [p for p in task.parameters() if p.grad is not None]
         if read < optim.batch_size:
             for parameter in parameters:
@@ -250,7 +259,7 @@ def _resume(
     folder: RunFolder,
     config: TrainConfig,
     state: TrainState,
-    classes: tuple[str, ...],
+    pack: Pack,
     device: torch.device,
 ) -> None:
     saved = folder.config()
@@ -272,7 +281,12 @@ def _resume(
         folder.rewind(0, validated=False)
         return  # stopped before its first save: begin again
     checkpoint = folder.load_checkpoint()
-    if tuple(checkpoint["classes"]) != classes:
+    if checkpoint.get("source_digest") != pack.meta.get("source_digest"):
+        raise ConfigError(
+            f"{folder.path} was trained on another pack than {pack.path} (other videos, samples or "
+            "encoding): resume with that, or start anew with another --out"
+        )
+    if tuple(checkpoint["classes"]) != pack.classes:
         raise ConfigError(f"{folder.path} was trained on other classes than this pack has")
     state.load_state_dict(checkpoint["state"], device)
     per_epoch = len(state.loader) // config.optim.accumulate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import torch
 
 from matinee import __version__
 from matinee.errors import ConfigError, MatineeError, first_line
+from matinee.files import naming, write_whole
 from matinee.training.config import TrainConfig
 
 
@@ -36,7 +38,7 @@ class RunFolder:
                 f"{self.path} already holds a run: --resume continues it, another --out starts anew"
             )
         self.path.mkdir(parents=True, exist_ok=True)
-        self.config_file.write_text(config.to_json() + "\n")
+        write_whole(self.config_file, (config.to_json() + "\n").encode())
         environment = {
             "matinee": __version__,
             "python": sys.version.split()[0],
@@ -62,13 +64,10 @@ class RunFolder:
             raise ConfigError(f"{self.config_file} is damaged: {error}") from None
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint: written aside, flushed, renamed."""
-        aside = self.checkpoint_file.with_suffix(".tmp")
-        with aside.open("wb") as file:
-            torch.save(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.checkpoint_file)
+        """Replace the checkpoint: serialised in memory, written aside, flushed, renamed."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_whole(self.checkpoint_file, buffer.getbuffer())
 
     def load_checkpoint(self) -> dict[str, Any]:
         """The newest checkpoint, tensors on the CPU.
@@ -92,7 +91,7 @@ class RunFolder:
 
     def log(self, **row: Any) -> None:
         """Append one row to metrics.jsonl."""
-        with self.metrics_file.open("a") as file:
+        with naming(self.metrics_file), self.metrics_file.open("a") as file:
             file.write(json.dumps(row) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
@@ -113,6 +112,5 @@ class RunFolder:
             for row in self.rows()
             if row["step"] < step or (row["step"] == step and (row["kind"] != "val" or validated))
         ]
-        aside = self.metrics_file.with_suffix(".tmp")
-        aside.write_text("".join(json.dumps(row) + "\n" for row in kept))
-        aside.replace(self.metrics_file)
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        write_whole(self.metrics_file, text.encode())
