@@ -10,7 +10,12 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from hypothesis import settings
 from numpy.typing import NDArray
+
+# Time belongs to benchmarks: on a busy machine an example may take long.
+settings.register_profile("matinee", deadline=None)
+settings.load_profile("matinee")
 
 Film = Callable[..., Path]
 
