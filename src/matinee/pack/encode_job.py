@@ -22,6 +22,21 @@ from matinee.pack.format import tar_member
 from matinee.pack.profiles import Profile
 
 
+def stamp_of(path: Path) -> list[int]:
+    """Size and modification time (ns) of a source, by which a finished part is recognised."""
+    try:
+        info = path.stat()
+    except (OSError, ValueError):
+        return [0, 0]
+    return [info.st_size, info.st_mtime_ns]
+
+
+def write_part(staging: Path, number: int, part: dict[str, Any], stamp: list[int]) -> None:
+    """Describe a finished part, or why there is none ("refused"); from here on it counts."""
+    file = staging / f"{number:06d}.json"
+    write_whole(file, json.dumps({**part, "stamp": stamp}).encode())
+
+
 class EncodeJob:
     """Encodes one video into `<staging>/<n>.tar` and describes it in `<n>.json`."""
 
@@ -31,12 +46,10 @@ class EncodeJob:
 
     def __call__(self, job: tuple[int, str, str]) -> None:
         number, video, path = job
-        stamp = [0, 0]
+        stamp = stamp_of(Path(path))  # before encoding: a file that changes meanwhile is redone
         try:
             video.encode()
-            info = Path(path).stat()
-            stamp = [info.st_size, info.st_mtime_ns]
-            if not stat.S_ISREG(info.st_mode):
+            if not stat.S_ISREG(Path(path).stat().st_mode):
                 raise OSError(errno.EINVAL, "it is not a regular file")
             with Path(path).open("rb"):
                 pass
@@ -52,9 +65,7 @@ class EncodeJob:
                 part = {"refused": str(error), "seconds": 0.0}
         if "refused" in part:
             self._tar(number).unlink(missing_ok=True)
-        write_whole(
-            self.staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode()
-        )
+        write_part(self.staging, number, part, stamp)
 
     def _tar(self, number: int) -> Path:
         return self.staging / f"{number:06d}.tar"

@@ -25,6 +25,7 @@ from typing import Any, BinaryIO
 from matinee.errors import ConfigError, MatineeError, PackError
 from matinee.files import write_whole
 from matinee.pack.annotations import Annotations, VideoFile
+from matinee.pack.encode_job import stamp_of, write_part
 from matinee.pack.finish import Failure, PackReport, finish_pack, read_failures
 from matinee.pack.format import MANIFEST, PACK_FILES, STAGING, VERSION, read_manifest
 from matinee.pack.profiles import Profile
@@ -133,8 +134,8 @@ def _encode_all(
                         )
                     # A file that brings the decoder down is refused, like any other bad file.
                     reason = f"the decoder broke down on it: {result.died}"
-                    video = videos[result.job]
-                    _write_part(staging, result.job, video, {"refused": reason, "seconds": 0.0})
+                    part = {"refused": reason, "seconds": 0.0}
+                    write_part(staging, result.job, part, stamp_of(videos[result.job].path))
                 elif isinstance(result.error, OSError):
                     raise result.error
                 elif result.error is not None:
@@ -150,11 +151,6 @@ def _encode_all(
     return resumed
 
 
-def _write_part(staging: Path, number: int, video: VideoFile, part: dict[str, Any]) -> None:
-    stamp = _stamp(video.path)
-    write_whole(staging / f"{number:06d}.json", json.dumps({**part, "stamp": stamp}).encode())
-
-
 def _read_part(staging: Path, number: int) -> dict[str, Any]:
     part: dict[str, Any] = json.loads((staging / f"{number:06d}.json").read_bytes())
     return part
@@ -165,15 +161,7 @@ def _whole_part(staging: Path, number: int, video: VideoFile) -> dict[str, Any] 
         part = _read_part(staging, number)
     except (FileNotFoundError, ValueError):
         return None
-    return part if part["stamp"] == _stamp(video.path) else None
-
-
-def _stamp(path: Path) -> list[int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return [0, 0]
-    return [stat.st_size, stat.st_mtime_ns]
+    return part if part["stamp"] == stamp_of(video.path) else None
 
 
 def _assemble(
@@ -211,7 +199,7 @@ def _assemble(
 
 def _digest(annotations: Annotations, profile: Profile) -> str:
     """What the pack is made from: names and sizes of the videos, samples, settings."""
-    videos = [(video.id, _stamp(video.path)[0]) for video in annotations.videos]
+    videos = [(video.id, stamp_of(video.path)[0]) for video in annotations.videos]
     samples = [asdict(sample) for sample in annotations.samples]
     content = json.dumps([VERSION, videos, samples, asdict(profile)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
