@@ -28,6 +28,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # see src/matinee/cli/__ini
 from rich.console import Console
 
 import matinee
+from matinee.models.config import Frames
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
 from matinee.recipes import tsm_motion
@@ -63,7 +64,7 @@ def candidates(base: TrainConfig) -> dict[str, TrainConfig]:
     return {
         "differences": base,
         "differences_wide": replace(base, clip=wide),
-        "differences_no_shift": replace(base, model=replace(base.model, shift="none")),
+        "differences_no_shift": replace(base, model=replace(base.model, temporal=Frames())),
         "grey": replace(base, clip=replace(base.clip, modality="rgb")),
     }
 

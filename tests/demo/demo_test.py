@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from matinee.demo.run import DemoSize, DemoView, pair_accuracy, run_demo
+from matinee.demo.run import DemoSize, pair_accuracy, run_demo
 from matinee.demo.shapes import CLASSES, PAIRS, plan_segment, render_segment, write_shapes
+from matinee.demo.view import DemoView
 from matinee.errors import ConfigError
 
 

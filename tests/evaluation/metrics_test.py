@@ -12,6 +12,7 @@ from matinee.evaluation.classification import (
     confusion_matrix,
     macro_f1,
     top_k,
+    weighted_f1,
 )
 from matinee.evaluation.views import parse_views
 
@@ -29,6 +30,8 @@ def test_metrics_equal_scikit_learn(classes, count, seed):
     present = sorted(set(labels.tolist()) | set(predicted.tolist()))
     wanted = metrics.f1_score(labels, predicted, labels=present, average="macro", zero_division=0)
     assert macro_f1(table) == pytest.approx(wanted)
+    wanted = metrics.f1_score(labels, predicted, average="weighted", zero_division=0)
+    assert weighted_f1(table) == pytest.approx(wanted)
     assert top_k(labels, scores, 1) == pytest.approx(metrics.accuracy_score(labels, predicted))
     if classes > 5:
         wanted = metrics.top_k_accuracy_score(labels, scores, k=5, labels=names)
@@ -51,6 +54,9 @@ def test_per_class_accuracy_is_recall_and_absent_classes_have_none():
     assert found["per_class"] == {"a": 0.5, "b": 1.0, "c": None}
     assert found["confusion"] == [[1, 0, 1], [0, 1, 0], [0, 0, 0]]
     assert found["samples"] == 3 and found["skipped"] == 1
+    assert found["weighted_f1"] == pytest.approx((2 * 2 / 3 + 1) / 3)
+    # Each sample has a bin of its own: confidences 0.6, 0.5 and 0.8; right, wrong, right.
+    assert found["ece"] == pytest.approx((0.4 + 0.5 + 0.2) / 3)
     assert result.predictions()[1] == {
         "sample": "y", "index": 5, "label": "a", "predicted": "c", "probability": 0.5,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from matinee.errors import ConfigError, MatineeError
 from matinee.inference.evaluate import evaluate
 from matinee.inference.load import load_run
 from matinee.inference.predict import predict
-from matinee.models.classifier import ModelConfig
+from matinee.models.config import ModelConfig
 from matinee.pack.reader import Pack
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
@@ -55,7 +55,7 @@ def test_probabilities_are_the_mean_over_views(run, clips_pack):
                     mean=loaded.normalisation.mean, std=loaded.normalisation.std,
                 )  # fmt: skip
                 with torch.no_grad():
-                    found.append(loaded.model(video).softmax(1)[0].double().numpy())
+                    found.append(loaded.task.model(video).softmax(1)[0].double().numpy())
         mean = np.mean(found, axis=0)
         assert report["classes"][int(mean.argmax())] == row["predicted"]
         assert row["probability"] == pytest.approx(mean.max(), abs=1e-5)

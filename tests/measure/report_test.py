@@ -155,9 +155,10 @@ def test_page_is_well_formed_and_has_every_section_and_run(tmp_path, runs):
     assert {"A & B", "One.", "Two.", "first", "second & last", "75.0 %"} <= set(page.texts)
     assert {run["name"] for run in page.data["runs"]} == {"first", "second & last"}
     assert page.data["runs"][0]["scores"]["confusion"] == [[2, 0], [1, 1]]
-    # loss, top-1, learning rate, two confusion matrices, class bars, time
+    # loss, top-1 of validation and of batches, learning rate, two confusion matrices, class bars,
+    # time
     plots = [held for tag, held in page.tags if tag == "svg" and held.get("role") == "img"]
-    assert len(plots) == 7
+    assert len(plots) == 8
     assert all(len(held["aria-label"]) > 20 for held in plots)
 
 
@@ -191,7 +192,7 @@ def test_hostile_labels_and_captions_stay_text(tmp_path, runs):
     assert HOSTILE in page.texts
     assert f"“{CAPTION}”" in page.text
     assert page.data["title"] == CAPTION
-    assert page.data["examples"][0]["text"] == CAPTION
+    assert page.data["examples"][0]["texts"] == [CAPTION]
     assert "jump $5_$6" in page.texts  # not read as a formula
 
 
@@ -271,7 +272,7 @@ def test_own_validation_split_and_newest_step_count(tmp_path, pack):
         (run / f"eval-{name}.json").write_text(json.dumps(report | change))
     scores = read_runs([run])[0].scores
     assert scores is not None
-    assert (scores.source, scores.top1) == ("eval-val-3x1.json", 0.8)
+    assert (scores.source, scores.metrics["top1"]) == ("eval-val-3x1.json", 0.8)
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path, pack):

@@ -13,11 +13,19 @@ COMMANDS = {
     "pack": "encode a folder of videos into a pack that trains fast",
     "index": "make a pack over videos where they lie, without encoding",
     "info": "what is inside a pack; --sheet draws a contact sheet",
+    "models": "which networks there are, how each becomes a video model, and what it costs",
+    "import": "translate published weights, with a report of what fits",
     "train": "train a recipe on a pack; --resume continues exactly",
     "eval": "top-1/5, macro F1, per class, confusion matrix; JSON and table",
     "predict": "classify video files that were never packed",
+    "search": "find clips by a sentence, with a contrastive run; an HTML page of the nearest",
+    "embed": "vectors of clips (and captions) from any run, as parquet or npy",
+    "export": "a run as ONNX or safetensors with a model card",
     "report": "one HTML page about one or several runs",
+    "mir": "EK-100 multi-instance retrieval: mAP and nDCG of a similarity matrix",
 }
+
+_MODULES = {"eval": "evaluate", "import": "import_"}  # names that Python keeps for itself
 
 HELP = """usage: matinee COMMAND [options]        matinee COMMAND --help
 
@@ -71,7 +79,7 @@ def _run(name: str, args: list[str], debug: bool) -> int:
     from matinee.errors import MatineeError
 
     try:
-        module = importlib.import_module(f"matinee.cli.{'evaluate' if name == 'eval' else name}")
+        module = importlib.import_module(f"matinee.cli.{_MODULES.get(name, name)}")
         status: int = module.main(args)
         return status
     except MatineeError as error:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matinee.cli.common import counting, err, out, parse
-from matinee.demo.run import DemoView, run_demo
+from matinee.demo.run import run_demo
+from matinee.demo.view import DemoView
 from matinee.training.progress import Progress, Terminal
 
 

@@ -10,18 +10,23 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matinee.cli.common import counting, out, parse, table, write_json
-from matinee.evaluation.views import parse_views
+from matinee.evaluation.views import Average, parse_views
 from matinee.inference.evaluate import evaluate
 
 
 @dataclass(frozen=True)
 class EvalCommand:
-    """Evaluate a run: top-1/5, macro F1, per-class accuracy, confusion matrix."""
+    """Evaluate a run: accuracy, F1, calibration and confusion of classification; recall and ranks
+    of retrieval, with columns verb and noun also EK-100 MIR; the loss of a masked autoencoder.
+    """
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
-    views: str = "1x1"
-    """TEMPORALxSPATIAL clips a sample whose probabilities are averaged, such as 3x1 or 10x3."""
+    views: str | None = None
+    """TEMPORALxSPATIAL clips a sample that are averaged, such as 3x1 or 10x3. Default: as the run's
+    recipe says."""
+    average: Average = "probabilities"
+    """What classification averages over views: probabilities, or logits before they become such."""
     data: Path | None = None
     """Another pack than the one the run was trained on."""
     split: str | None = None
@@ -40,12 +45,12 @@ class EvalCommand:
 
 def main(args: Sequence[str]) -> int:
     command = parse(EvalCommand, args, "eval")
-    views = parse_views(command.views)
+    views = parse_views(command.views) if command.views is not None else None
     with counting("evaluating", "clips") as step:
         report = evaluate(
             command.run, data=command.data, split=command.split, views=views,
-            batch_size=command.batch_size, workers=command.workers, device=command.device,
-            mask_errors=command.on_error == "mask", on_progress=step,
+            average=command.average, batch_size=command.batch_size, workers=command.workers,
+            device=command.device, mask_errors=command.on_error == "mask", on_progress=step,
         )  # fmt: skip
     write_json(command.json, report)
     if command.json != "-":
@@ -59,18 +64,76 @@ def show(report: dict[str, Any]) -> None:
         f"{report['run']} at step {report['step']} on {report['data']} ({report['split']}), "
         f"{report['views']} views: {report['samples']} samples, {report['skipped']} skipped"
     )
-    table(
-        ["top-1", "top-5", "macro F1"],
-        [[float(report[name]) for name in ("top1", "top5", "macro_f1")]],
-    )
-    classes = report["classes"]
+    match report["task"]:
+        case "classification" if "map_macro" in report:
+            _show_several_labels(report)
+        case "classification":
+            _show_classes(report)
+        case "contrastive":
+            _show_retrieval(report)
+        case "masked":
+            table(["reconstruction loss"], [[float(report["loss"])]])
+
+
+def _show_classes(report: dict[str, Any]) -> None:
+    pairs = "verb_top1" in report
+    if pairs:
+        rows = [[part, report[f"{part}_top1"], report[f"{part}_top5"]] for part in ("verb", "noun")]
+        table(["", "top-1", "top-5"], [*rows, ["action", report["top1"], report["top5"]]])
+    names = {"top1": "top-1", "top5": "top-5", "macro_f1": "macro F1", "weighted_f1": "weighted F1",
+             "ece": "ECE"}  # fmt: skip
+    kept = [name for name in names if not (pairs and name.startswith("top"))]
+    about = "of actions" if pairs else ""
+    table([names[name] for name in kept], [[float(report[name]) for name in kept]], title=about)
+    _show_confusion(report, "true verb" if pairs else "true class")
+
+
+def _show_confusion(report: dict[str, Any], true: str) -> None:
+    """A row a class; up to 20 have a column too, under the number of their row."""
     rows = []
-    for i, name in enumerate(classes):
-        accuracy = report["per_class"][name]
-        counts = report["confusion"][i]
-        rows.append([name, "–" if accuracy is None else f"{accuracy:.3f}", sum(counts), *counts])
-    if len(classes) <= 20:
-        short = [name if len(name) <= 10 else f"{name[:9]}…" for name in classes]
-        table(["true class", "accuracy", "samples", *short], rows)
+    for number, name in enumerate(report["classes"], 1):
+        counts = report["confusion"][number - 1]
+        rows.append([number, name, _number(report["per_class"][name]), sum(counts), *counts])
+    columns = ["", true, "accuracy", "samples"]
+    if len(rows) <= 20:
+        table([*columns, *(str(row[0]) for row in rows)], rows, title="predicted class: 1, 2, …")
     else:
-        table(["true class", "accuracy", "samples"], [row[:3] for row in rows])
+        table(columns[1:], [row[1:4] for row in rows])
+
+
+def _show_several_labels(report: dict[str, Any]) -> None:
+    names = {"top1": "top-1", "map_macro": "mAP over classes", "map_micro": "mAP over all pairs"}
+    table(list(names.values()), [[float(report[name]) for name in names]])
+    pairs = zip(report["classes"], report["class_ap"], strict=True)
+    table(["class", "average precision"], [[name, _number(value)] for name, value in pairs])
+    if report["classes_without_positives"]:
+        out.print(
+            f"{report['classes_without_positives']} classes do not occur here and count in no mean"
+        )
+
+
+def _show_retrieval(report: dict[str, Any]) -> None:
+    out.print(
+        f"{report['captions']} captions as queries and as candidates, {report['cut']} of them cut "
+        "to the context"
+    )
+    columns = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "median_rank": "median rank",
+               "mean_rank": "mean rank"}  # fmt: skip
+    rows = [[told, *(report[f"{way}_{name}"] for name in columns)] for way, told in _WAYS.items()]
+    table(["", *columns.values()], rows)
+    if "mir_graded_average_map" in report:
+        kinds = {"graded_{}_map": "mAP (graded)", "binary_{}_map": "mAP (binary)",
+                 "graded_{}_ndcg": "nDCG"}  # fmt: skip
+        ways = [*_WAYS, "average"]
+        rows = [
+            [told, *(report[f"mir_{key.format(way)}"] for way in ways)]
+            for key, told in kinds.items()
+        ]
+        table(["EK-100 MIR", *_WAYS.values(), "average"], rows)
+
+
+_WAYS = {"t2v": "text → video", "v2t": "video → text"}
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
+from rich.console import Console
 
 from matinee.cli.common import counting, err, out, parse, write_json
 from matinee.errors import ConfigError
 from matinee.pack.annotations import Annotations, read_class_folders, read_table
-from matinee.pack.finish import PackReport
+from matinee.pack.finish import Failure, PackReport
+from matinee.pack.image_source import images_because
+from matinee.pack.image_writer import write_images
+from matinee.pack.images import MANIFEST as IMAGE_MANIFEST
 from matinee.pack.profiles import make_profile
 from matinee.pack.writer import write_pack
 
@@ -53,6 +57,9 @@ class PackCommand(Source):
 
     Stopped or killed, the same command continues. Files that cannot be read soundly are listed in
     failures.csv with the reason, and the exit status is then 1 unless --skip-bad.
+
+    Images become an image set instead: all of one size, in one file. An archive (.tar, .tar.gz,
+    .tgz) of them is read without being unpacked.
     """
 
     profile: Literal["small", "layered", "intra"] = "layered"
@@ -70,10 +77,25 @@ class PackCommand(Source):
     """Length of a chunk."""
     workers: int | None = None
     """Videos encoded at a time. Default: the usable cores."""
+    images: bool = False
+    """Make an image set. Needless for an archive or a folder of images without videos."""
+    size: int | None = None
+    """Of an image set: images become centre squares of so many pixels. Default: the size they have,
+    if it is one."""
+    limit: int | None = None
+    """Of an image set: take the first so many of each class and split, by name."""
 
 
 def main(args: Sequence[str]) -> int:
     command = parse(PackCommand, args, "pack")
+    because = "--images" if command.images else None
+    if because is None and command.labels is None:
+        because = images_because(command.folder)
+        if because is not None:
+            err.print(f"{because}: making an image set")
+    _refuse_idle(command, _OF_VIDEOS if because else _OF_IMAGES, because)
+    if because is not None:
+        return _pack_images(command)
     profile = make_profile(
         command.profile, stride=command.stride, crf=command.crf, preset=command.preset,
         short_side=command.short_side, chunk_seconds=command.chunk_seconds,
@@ -94,6 +116,53 @@ def main(args: Sequence[str]) -> int:
     return tell(report, command)
 
 
+_OF_IMAGES = ("size", "limit")
+_OF_VIDEOS = (
+    "labels", "profile", "stride", "short_side", "crf", "preset", "chunk_seconds", "workers",
+)  # fmt: skip
+
+
+def _refuse_idle(command: PackCommand, names: Sequence[str], because: str | None) -> None:
+    """Refuse options that would do nothing."""
+    defaults = {field.name: field.default for field in fields(PackCommand)}
+    for name in names:
+        if getattr(command, name) != defaults[name]:
+            what = f"an image set ({because})" if because else "a pack of videos"
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect on {what}: leave it out")
+
+
+def _pack_images(command: PackCommand) -> int:
+    with counting("decoding", "images") as step:
+        report = write_images(
+            command.out, command.folder, size=command.size, limit=command.limit,
+            val_fraction=command.val_fraction, overwrite=command.overwrite, on_progress=step,
+        )  # fmt: skip
+    for note in report.notes:
+        err.print(note)
+    if report.was_complete:
+        err.print(f"{command.out} was complete already; --overwrite makes it anew")
+    say = err if command.json == "-" else out
+    height, width = report.size
+    say.print(
+        f"{command.out}: {report.samples} images of {width}x{height} pixels in {report.classes} "
+        f"classes, {report.bytes / 1e6:.1f} MB"
+    )
+    write_json(
+        command.json,
+        {
+            **report.counts(),
+            "out": str(command.out),
+            "failures": [asdict(failure) for failure in report.refused],
+        },
+    )
+    if report.ignored:
+        say.print(f"{len(report.ignored)} other files ignored (listed in {IMAGE_MANIFEST})")
+    if report.refused:
+        return _tell_refused(say, report.refused, command, IMAGE_MANIFEST)
+    say.print(f"next: matinee train RECIPE --data {command.out} --out runs/a")
+    return 0
+
+
 def tell(report: PackReport, command: Source) -> int:
     """Print what was made and what was refused; the exit status."""
     say = err if command.json == "-" else out
@@ -110,12 +179,16 @@ def tell(report: PackReport, command: Source) -> int:
     if report.ignored:
         say.print(f"{len(report.ignored)} other files ignored (listed in failures.csv)")
     if report.refused:
-        say.print(f"{len(report.refused)} refused (all in {command.out}/failures.csv):")
-        for failure in report.refused[:5]:
-            say.print(f"  {failure.path} {failure.reason}")
-        if len(report.refused) > 5:
-            say.print(f"  … and {len(report.refused) - 5} more")
-        return 0 if command.skip_bad else 1
+        return _tell_refused(say, report.refused, command, "failures.csv")
     pack = command.out
     say.print(f"next: matinee info {pack}   matinee train tsm --data {pack} --out runs/a")
     return 0
+
+
+def _tell_refused(say: Console, refused: Sequence[Failure], command: Source, file: str) -> int:
+    say.print(f"{len(refused)} refused (all in {command.out}/{file}):")
+    for failure in refused[:5]:
+        say.print(f"  {failure.path} {failure.reason}")
+    if len(refused) > 5:
+        say.print(f"  … and {len(refused) - 5} more")
+    return 0 if command.skip_bad else 1

@@ -33,8 +33,10 @@ class ClipSpec:
     are decoded (TSN, arXiv 1608.00859, §3.2)."""
     size: int = 112
     """Height and width of the clip in pixels; even."""
-    crop: Literal["random-resized", "multi-scale", "center"] = "random-resized"
-    """How training crops; evaluation always takes the centre (or several views)."""
+    crop: Literal["random-resized", "multi-scale", "center", "pad"] = "random-resized"
+    """How training crops; evaluation always takes the centre (or several views). pad, for image
+    sets: the whole picture, moved by up to 4 pixels over a border of the mean colour (ResNet,
+    arXiv 1512.03385, §4.2); evaluation then takes the whole picture."""
     scale: tuple[float, float] = (0.4, 1.0)
     """Area of a random-resized crop, as parts of the picture."""
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
@@ -170,6 +172,8 @@ def plan_training_clip(info: SampleInfo, spec: ClipSpec, rng: np.random.Generato
         box = random_resized_box(picture, rng, spec.scale, spec.ratio)
     elif spec.crop == "multi-scale":
         box = multi_scale_box(picture, rng)
+    elif spec.crop == "pad":
+        raise ConfigError("--clip.crop pad is for image sets; for videos: random-resized")
     else:
         box = center_box(picture, spec.center_scale)
     flip = bool(rng.random() < 0.5) and spec.flip == "horizontal"

@@ -38,7 +38,7 @@ from matinee.data.device import (
     ycbcr_to_rgb,
 )
 from matinee.data.order import epoch_order
-from matinee.data.random import generator
+from matinee.data.random import generator, integer_seed
 from matinee.errors import ClipError, ConfigError
 from matinee.media.decode import frame_bytes
 from matinee.pack.reader import Pack
@@ -51,8 +51,10 @@ class Batch:
     """One batch on the device. `B` is the batch size; the last batch of an evaluation is shorter.
 
     video: float32 [B, 3, T, H, W], normalised RGB. target: int64 [B], class index, -1 without
-    label. valid: bool [B], False where a clip could not be read (`on_error="mask"`), `num_valid` of
-    them True. index: int64 [B] on the CPU, row of the sample in the pack. samples: ids.
+    label (or the rows of the `targets` given to the loader). valid: bool [B], False where a clip
+    could not be read (`on_error="mask"`), `num_valid` of them True. index: int64 [B] on the CPU,
+    row of the sample in the pack. samples: ids. texts: a caption of each, "" without. seeds: int64
+    [B] on the CPU, from (seed, epoch, clip): whatever is drawn for a clip later starts there.
     """
 
     video: Tensor
@@ -61,6 +63,8 @@ class Batch:
     index: Tensor
     samples: tuple[str, ...]
     num_valid: int
+    texts: tuple[str, ...]
+    seeds: Tensor
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -71,9 +75,9 @@ class _Flight:
     """A batch being decoded."""
 
     slot: int
+    epoch: int
     items: NDArray[np.int64]
     plans: list[ClipPlan]
-    targets: list[int]
     codecs: list[int]
     files: list[str]
     left: int
@@ -98,6 +102,8 @@ class ClipLoader:
             groups only.
         seed: of order and augmentation.
         classes: label order of `target`; the pack's own when None.
+        targets: what `target` holds instead of the label: a row for each row of the pack, int64
+            [N] or float32 [N, K].
         workers: decoders; all usable cores but at most 16 when None.
         mode: "processes" (default; a training loop cannot slow them) or "threads" (simple).
         device: where batches arrive.
@@ -123,6 +129,7 @@ class ClipLoader:
         group: int = 1,
         seed: int = 0,
         classes: tuple[str, ...] | None = None,
+        targets: NDArray[Any] | None = None,
         workers: int | None = None,
         mode: Literal["processes", "threads"] = "processes",
         device: str | torch.device = "cpu",
@@ -156,7 +163,9 @@ class ClipLoader:
                 f"split {split!r} gives {self.num_items} clips an epoch, fewer than one batch of "
                 f"{batch_size * group}: use a smaller batch or more repeats"
             )
-        self._targets = self._label_indices()
+        self.targets = self._label_indices() if targets is None else targets
+        if len(self.targets) != len(pack):
+            raise ConfigError(f"{len(self.targets)} targets for a pack of {len(pack)} samples")
         names = pack.samples.column("sample").take(self.samples).to_pylist()
         what = [names, per_sample, batch_size, group]
         self._digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
@@ -280,14 +289,12 @@ class ClipLoader:
             order = epoch_order(self.num_items, seed=self.seed, epoch=epoch, shuffle=shuffle)
             self._order = (epoch, order)
         items = self._order[1][batch * self.batch_size : (batch + 1) * self.batch_size]
-        flight = _Flight(self._free.pop(), items, [], [], [], [], left=len(items))
+        flight = _Flight(self._free.pop(), epoch, items, [], [], [], left=len(items))
         size = (self.clip.size, self.clip.size)
         for row, item in enumerate(items.tolist()):
             plan = self.plan(epoch, item)
             parts = self.pack.locate(plan.video, plan.frames)
-            target = int(self._targets[self.samples[item // self._per_sample]])
             flight.plans.append(plan)
-            flight.targets.append(self._swaps.get(target, target) if plan.flip else target)
             flight.codecs.append(parts[0].chunk.codec)
             flight.files.append(parts[0].chunk.file)
             self._numbers[self._next_number] = (flight, row)
@@ -344,14 +351,31 @@ class ClipLoader:
             if plan.erase is not None:  # after normalisation 0 is the mean colour
                 top, bottom, left, right = (round(part * self.clip.size) for part in plan.erase)
                 video[row, :, :, top:bottom, left:right] = 0
+        rows = self.samples[flight.items // self._per_sample]
+        target = self.targets[rows]
+        if self._swaps:
+            target = np.array(
+                [self._swaps.get(t, t) if f else t for t, f in zip(target, flips, strict=True)]
+            )
+        items = [(flight.epoch, int(item)) for item in flight.items]
         return Batch(
             video=video,
-            target=torch.tensor(flight.targets).to(self.device),
+            target=torch.from_numpy(target).to(self.device),
             valid=torch.tensor(valid).to(self.device),
-            index=torch.from_numpy(self.samples[flight.items // self._per_sample]),
+            index=torch.from_numpy(rows),
             samples=tuple(plan.sample for plan in flight.plans),
             num_valid=sum(valid),
+            texts=tuple(self._caption(*item) for item in items),
+            seeds=torch.tensor([integer_seed(self.seed, *item, "clip") for item in items]),
         )
+
+    def _caption(self, epoch: int, item: int) -> str:
+        """One of the sample's captions, in training another in each epoch; "" without any."""
+        captions = self.pack.captions(int(self.samples[item // self._per_sample]))
+        if len(captions) < 2 or self.views is not None:
+            return captions[0] if captions else ""
+        rng = generator(self.seed, epoch, item, "caption")
+        return captions[int(rng.integers(len(captions)))]
 
     def _start(self) -> Backend:
         if self._backend is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 
 from matinee.data.clips import ClipSpec
 from matinee.demo.shapes import CLASSES, PAIRS, write_shapes
-from matinee.errors import ConfigError
+from matinee.demo.view import DemoView, fresh_folder
 from matinee.inference.evaluate import evaluate
 from matinee.measure.report import write_report
 from matinee.measure.sheet import contact_sheet
-from matinee.models.classifier import ModelConfig
+from matinee.models.config import Frames, ModelConfig, Shift
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
 from matinee.pack.reader import Pack
@@ -23,9 +22,8 @@ from matinee.pack.writer import write_pack
 from matinee.spans import Spans
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
-from matinee.training.progress import Progress
 
-_MARKER = ".matinee-demo"
+_OURS = ("shapes", "shapes.pack", "tsm", "tsn", "report.html", "result.json", "sheet.png")
 
 
 @dataclass(frozen=True)
@@ -38,28 +36,13 @@ class DemoSize:
     epochs: int = 10
 
 
-class DemoView:
-    """What the demo shows while it goes; the command line draws it."""
-
-    def say(self, text: str) -> None:
-        """A line about what comes next or came out."""
-
-    def counting(self, name: str, unit: str) -> Any:
-        """A context manager that gives `step(done, total, note="")`."""
-        raise NotImplementedError
-
-    def training(self, name: str) -> Progress | None:
-        """Progress of a training run."""
-        raise NotImplementedError
-
-
 def demo_config(data: str, out: str, *, shift: bool, seed: int, epochs: int) -> TrainConfig:
     """A ResNet-10 on 8 frames of 32², from scratch; no flips, for directions are the classes."""
     return TrainConfig(
         data=DataConfig(path=data, train_split="train", val_split="test"),
         run=RunConfig(out=out, seed=seed, eval_every=2, log_every=8),
         model=ModelConfig(
-            backbone="resnet10t", shift="residual" if shift else "none", dropout=0.0
+            backbone="resnet10t", temporal=Shift() if shift else Frames(), dropout=0.0
         ),
         clip=ClipSpec(
             frames=8, size=32, crop="random-resized", scale=(0.7, 1.0), ratio=(1.0, 1.0),
@@ -86,7 +69,7 @@ def run_demo(
     """
     size = size or DemoSize()
     begin = time.perf_counter()
-    _clear(out)
+    fresh_folder(out, _OURS)
     timed = Spans()
     minutes = size.segments * (size.train_videos + size.test_videos) * 2.5 / 60
     view.say(
@@ -156,19 +139,3 @@ def pair_accuracy(predictions: list[dict[str, Any]]) -> float:
     pair_of = {name: pair for pair in PAIRS for name in pair}
     hits = [pair_of[row["label"]] == pair_of[row["predicted"]] for row in predictions]
     return sum(hits) / len(hits)
-
-
-def _clear(out: Path) -> None:
-    """Remove an earlier demo, and nothing else: a marker tells."""
-    ours = {_MARKER, "shapes", "shapes.pack", "tsm", "tsn", "report.html", "result.json",
-            "sheet.png"}  # fmt: skip
-    if out.exists() and any(out.iterdir()):
-        names = {entry.name for entry in out.iterdir()}
-        foreign = names - ours if _MARKER in names else names
-        if foreign:
-            raise ConfigError(
-                f"{out} holds {min(foreign)!r}, which no demo wrote: choose another --out"
-            )
-        shutil.rmtree(out)
-    out.mkdir(parents=True, exist_ok=True)
-    (out / _MARKER).touch()

@@ -7,7 +7,7 @@ a model that only averages over frames stays at one half. See Note [Only the ord
 """
 
 import csv
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -56,6 +56,7 @@ _SIDES: dict[str, tuple[int, ...]] = {
     "square": (0, 90, 180, 270),
     "diamond": (45, 135, 225, 315),
 }
+SHAPES, COLOURS = tuple(_SIDES), tuple(_COLOURS)
 _WAVES = 5  # plane waves summed into a background
 _SECONDS = (2.0, 3.0)  # shortest and longest segment
 _TURNS = 0.75  # how far round the classes that circle go
@@ -85,8 +86,16 @@ class Segment:
         return f"a {self.colour} {self.shape} {_VERBS[self.label]}"
 
 
-def plan_segment(label: str, rng: np.random.Generator, *, fps: int) -> Segment:
-    """Draw everything about a segment but its class, the same way for every class.
+def plan_segment(
+    label: str,
+    rng: np.random.Generator,
+    *,
+    fps: int,
+    shape: str | None = None,
+    colour: str | None = None,
+) -> Segment:
+    """Draw everything about a segment but its class (and its shape and colour, if given), the same
+    way for every class.
 
     Raises:
         ValueError: a label that is not one of `CLASSES`.
@@ -96,11 +105,13 @@ def plan_segment(label: str, rng: np.random.Generator, *, fps: int) -> Segment:
     shortest, longest = (round(seconds * fps) for seconds in _SECONDS)
     reach = np.array([4, 4, np.pi, 14, 14, 14])
     waves = rng.uniform(-reach, reach, (_WAVES, 6))
+    frames = int(rng.integers(shortest, longest, endpoint=True))
+    drawn = str(rng.choice(list(_SIDES))), str(rng.choice(list(_COLOURS)))
     return Segment(
         label=label,
-        frames=int(rng.integers(shortest, longest, endpoint=True)),
-        shape=str(rng.choice(list(_SIDES))),
-        colour=str(rng.choice(list(_COLOURS))),
+        frames=frames,
+        shape=shape or drawn[0],
+        colour=colour or drawn[1],
         radius=rng.uniform(0.11, 0.18),
         centre=(rng.uniform(0.4, 0.6), rng.uniform(0.4, 0.6)),
         travel=rng.uniform(0.45, 0.65),
@@ -163,21 +174,39 @@ def write_shapes(
         raise ValueError(f"size={size}: give an even height and width of 16 or more")
 
     videos = [("train", i) for i in range(train_videos)] + [("test", i) for i in range(test_videos)]
+    planned = (
+        (split, f"{split}_{i:03d}", _plan_video(split, i, segments_per_video, seed=seed, fps=fps))
+        for split, i in videos
+    )
+    return write_videos(
+        folder, planned, len(videos), size=size, fps=fps, on_progress=on_progress
+    )
+
+
+def write_videos(
+    folder: Path,
+    videos: Iterable[tuple[str, str, list[Segment]]],
+    count: int,
+    *,
+    size: tuple[int, int],
+    fps: int,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Write `videos/NAME.mp4` for each of `count` (split, name, segments), and `labels.csv`."""
     (folder / "videos").mkdir(parents=True, exist_ok=True)
     labels = folder / "labels.csv"
     with labels.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["path", "label", "split", "start", "end", "text"])
-        for done, (split, number) in enumerate(videos, start=1):
-            segments = _plan_video(split, number, segments_per_video, seed=seed, fps=fps)
-            path = f"videos/{split}_{number:03d}.mp4"
+        for done, (split, name, segments) in enumerate(videos, start=1):
+            path = f"videos/{name}.mp4"
             _write_video(folder / path, segments, size=size, fps=fps)
             cuts = accumulate((segment.frames for segment in segments), initial=0)
             for segment, (first, end) in zip(segments, pairwise(cuts), strict=True):
                 times = [first / fps, end / fps]
                 rows.writerow([path, segment.label, split, *times, segment.text])
             if on_progress is not None:
-                on_progress(done, len(videos))
+                on_progress(done, count)
     return labels
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matinee.evaluation.calibration import expected_calibration_error
+
 
 def confusion_matrix(
     labels: NDArray[np.int64], predicted: NDArray[np.int64], num_classes: int
@@ -32,6 +34,15 @@ def macro_f1(confusion: NDArray[np.int64]) -> float:
     return float((2 * hits[occurs] / total[occurs]).mean())
 
 
+def weighted_f1(confusion: NDArray[np.int64]) -> float:
+    """Mean over samples of the F1 of their true class."""
+    hits, support = np.diag(confusion).astype(np.float64), confusion.sum(axis=1)
+    total = support + confusion.sum(axis=0)
+    occurs = support > 0
+    f1 = 2 * hits[occurs] / total[occurs]
+    return float((f1 * support[occurs]).sum() / support.sum())
+
+
 @dataclass(frozen=True)
 class ClassificationResult:
     """Predictions over a set of samples.
@@ -48,8 +59,8 @@ class ClassificationResult:
     skipped: tuple[str, ...]
 
     def metrics(self) -> dict[str, Any]:
-        """top1, top5, macro_f1, per_class (label → accuracy, None if absent), confusion, samples,
-        skipped (how many).
+        """top1, top5, macro_f1, weighted_f1, ece (expected calibration error, 15 bins), per_class
+        (label → accuracy, None if absent), confusion, samples, skipped (how many).
         """
         predicted = self.probabilities.argmax(axis=1)
         confusion = confusion_matrix(self.labels, predicted, len(self.classes))
@@ -58,6 +69,8 @@ class ClassificationResult:
             "top1": top_k(self.labels, self.probabilities, 1),
             "top5": top_k(self.labels, self.probabilities, 5),
             "macro_f1": macro_f1(confusion),
+            "weighted_f1": weighted_f1(confusion),
+            "ece": expected_calibration_error(self.labels, self.probabilities),
             "per_class": {
                 name: float(confusion[i, i] / support[i]) if support[i] else None
                 for i, name in enumerate(self.classes)

@@ -1,16 +1,37 @@
-"""Predict every view of every sample and average the probabilities."""
+"""Predict every view of every sample and average."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError, MatineeError
-from matinee.evaluation.classification import ClassificationResult
 from matinee.tasks.classification import ClassificationTask
+
+Average = Literal["probabilities", "logits"]
+
+
+@dataclass(frozen=True)
+class ViewScores:
+    """Predictions over a set of samples.
+
+    index: int64 [N], rows of the pack. probabilities: float64 [N, K], averaged over views.
+    targets: int64 [N] or float32 [N, K]. skipped: ids of samples none of whose views could be read,
+    or that have no label.
+    """
+
+    index: NDArray[np.int64]
+    samples: tuple[str, ...]
+    targets: NDArray[Any]
+    probabilities: NDArray[np.float64]
+    skipped: tuple[str, ...]
 
 
 def parse_views(text: str) -> tuple[int, int]:
@@ -30,12 +51,15 @@ def run_views(
     loader: ClipLoader,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     *,
+    average: Average = "probabilities",
     on_batch: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> ClassificationResult | None:
-    """Mean class probabilities over the views of each labelled sample of an evaluation loader.
+) -> ViewScores | None:
+    """Class probabilities of each labelled sample of an evaluation loader.
 
     Args:
+        average: what is averaged over views: probabilities (Non-local Networks, arXiv 1711.07971,
+            §4), or logits, whose mean then becomes probabilities (TSM's code).
         on_batch: called with the number of clips done so far.
         should_stop: asked between batches; None is returned when it says yes.
 
@@ -44,12 +68,10 @@ def run_views(
     """
     if loader.views is None:
         raise ConfigError("evaluation needs a loader made with views=(temporal, spatial)")
-    num_classes = len(loader.classes)
     rows, inverse = np.unique(loader.samples, return_inverse=True)
     assert np.array_equal(inverse, np.arange(len(rows))), "samples are in table order"
-    total = np.zeros((len(rows), num_classes))
+    total: NDArray[np.float64] | None = None
     count = np.zeros(len(rows))
-    labels = np.full(len(rows), -1, dtype=np.int64)
     was_training, done = task.training, 0
     task.eval()
     try:
@@ -57,26 +79,33 @@ def run_views(
             if should_stop is not None and should_stop():
                 return None
             with autocast():
-                probabilities = task.predict(batch).double().cpu().numpy()
+                logits = task.logits(batch).double()
+                scores = logits if average == "logits" else task.probabilities(logits)
+            values = scores.cpu().numpy()
+            if total is None:
+                total = np.zeros((len(rows), values.shape[1]))
             places = np.searchsorted(rows, batch.index.numpy())
             valid = batch.valid.cpu().numpy()
-            np.add.at(total, places[valid], probabilities[valid])
+            np.add.at(total, places[valid], values[valid])
             np.add.at(count, places[valid], 1)
-            labels[places] = batch.target.cpu().numpy()
             done += len(batch)
             if on_batch is not None:
                 on_batch(done)
     finally:
         task.train(was_training)
-    names = loader.pack.samples.column("sample")
-    read = (count > 0) & (labels >= 0)
-    if not read.any():
+    targets = loader.targets[rows]
+    labelled = targets.any(axis=1) if targets.ndim == 2 else targets >= 0
+    read = (count > 0) & labelled
+    if total is None or not read.any():
         raise MatineeError(f"{loader.pack.path}: none of {len(rows)} samples could be evaluated")
-    return ClassificationResult(
-        classes=loader.classes,
+    mean = total[read] / count[read, None]
+    if average == "logits":
+        mean = task.probabilities(torch.from_numpy(mean)).numpy()
+    names = loader.pack.samples.column("sample")
+    return ViewScores(
         index=rows[read],
         samples=tuple(names[int(row)].as_py() for row in rows[read]),
-        labels=labels[read],
-        probabilities=total[read] / count[read, None],
+        targets=targets[read],
+        probabilities=mean,
         skipped=tuple(names[int(row)].as_py() for row in rows[~read]),
     )

@@ -9,11 +9,13 @@ from typing import Any
 
 from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError
-from matinee.evaluation.views import run_views
+from matinee.evaluation.run import evaluate_task
+from matinee.evaluation.views import Average, parse_views
 from matinee.files import write_whole
 from matinee.inference.load import LoadedRun, load_run
 from matinee.pack.reader import Pack
-from matinee.tasks.classification import ClassificationTask
+from matinee.tasks.config import ClassificationConfig
+from matinee.tasks.vocabulary import make_targets
 from matinee.training.precision import autocast, pick_precision
 from matinee.training.setup import choose_splits
 
@@ -23,7 +25,8 @@ def evaluate(
     *,
     data: str | Path | None = None,
     split: str | None = None,
-    views: tuple[int, int] = (1, 1),
+    views: tuple[int, int] | None = None,
+    average: Average = "probabilities",
     batch_size: int | None = None,
     workers: int | None = None,
     mask_errors: bool = False,
@@ -35,13 +38,15 @@ def evaluate(
     Args:
         data: a pack; the run's own when None.
         split: as `Pack.select` takes it; the run's validation split when None.
-        views: (temporal, spatial); probabilities are averaged.
+        views: (temporal, spatial), which are averaged; as the run's recipe says when None.
+        average: what is: probabilities or logits, or for retrieval the unit vectors of clips.
         mask_errors: skip and count clips that cannot be read, instead of stopping.
         on_progress: called with (clips done, clips in all).
 
     Returns:
-        run, step, data, split, views, top1, top5, macro_f1, per_class, confusion, classes, samples,
-        skipped, predictions. Also written to `<run>/eval-[<data>-]<split>-<views>.json`.
+        run, step, task, data, split, views, samples, skipped, predictions, and the task's metrics:
+        of classification top1, top5, macro_f1, weighted_f1, ece, per_class, confusion, classes.
+        Also written to `<run>/eval-[<data>-]<split>-<views>.json`.
 
     Raises:
         ConfigError: no such run, pack or split, or labels the run was not trained on.
@@ -56,29 +61,35 @@ def evaluate(
         if split is None:
             raise ConfigError(f"{path} has no val or test split: say which samples with --split")
     precision, _ = pick_precision(config.run.precision, loaded.device)
-    task = ClassificationTask(loaded.model)
+    if views is None:
+        views = parse_views(config.run.views)
+    task, vocabulary = loaded.task, loaded.vocabulary
+    targets = None
+    if isinstance(config.task, ClassificationConfig):
+        targets = make_targets(pack.samples, config.task, vocabulary, pack.select(split))
     with ClipLoader(
-        pack, split=split, clip=config.clip, views=views, classes=loaded.classes,
+        pack, split=split, clip=config.clip, views=views, classes=vocabulary.classes,
+        targets=targets, seed=config.run.seed,
         batch_size=config.optim.batch_size if batch_size is None else batch_size,
         workers=workers, mode=config.data.mode,
         on_error="mask" if mask_errors else "raise", device=loaded.device,
         mean=loaded.normalisation.mean, std=loaded.normalisation.std,
     ) as loader:  # fmt: skip
         total = loader.num_items
-        result = run_views(
-            task, loader, lambda: autocast(precision, loaded.device),
+        result = evaluate_task(
+            task, loader, vocabulary, lambda: autocast(precision, loaded.device), average=average,
             on_batch=(lambda done: on_progress(done, total)) if on_progress else None,
         )  # fmt: skip
     assert result is not None
     report = {
         "run": str(loaded.folder.path),
         "step": loaded.step,
+        "task": task.kind,
         "data": str(path),
         "split": split,
         "views": f"{views[0]}x{views[1]}",
-        **result.metrics(),
-        "classes": list(loaded.classes),
-        "predictions": result.predictions(),
+        **result.metrics,
+        "predictions": result.predictions,
     }
     where = split if data is None else f"{path.name}-{split}"
     name = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in where)

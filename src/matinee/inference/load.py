@@ -8,7 +8,10 @@ from pathlib import Path
 import torch
 
 from matinee.errors import MatineeError
-from matinee.models.classifier import Normalisation, VideoClassifier, build_classifier
+from matinee.models.base import Normalisation
+from matinee.tasks.base import Task, place
+from matinee.tasks.build import build_task
+from matinee.tasks.vocabulary import Vocabulary
 from matinee.training.config import TrainConfig
 from matinee.training.precision import pick_device
 from matinee.training.runfolder import RunFolder
@@ -20,9 +23,9 @@ class LoadedRun:
 
     folder: RunFolder
     config: TrainConfig
-    model: VideoClassifier
+    task: Task
     normalisation: Normalisation
-    classes: tuple[str, ...]
+    vocabulary: Vocabulary
     device: torch.device
     step: int
 
@@ -38,16 +41,19 @@ def load_run(path: str | Path, *, device: str = "auto") -> LoadedRun:
     config = folder.config()
     checkpoint = folder.load_checkpoint()
     where = pick_device(device)
-    classes = tuple(checkpoint["classes"])
+    vocabulary = Vocabulary.from_dict(checkpoint["vocabulary"])
     model_config = replace(config.model, pretrained="none")  # the checkpoint holds all weights
-    model, normalisation, _ = build_classifier(
-        model_config, num_classes=len(classes), frames=config.clip.frames
-    )
+    built = build_task(
+        config.task, model_config, frames=config.clip.frames, size=config.clip.size,
+        vocabulary=vocabulary,
+    )  # fmt: skip
     try:
-        model.load_state_dict(checkpoint["state"]["model"])
+        built.task.model.load_state_dict(checkpoint["state"]["model"])
     except RuntimeError as error:
         raise MatineeError(f"{path}: checkpoint and config differ: {error}") from None
-    model.to(where).to(memory_format=torch.channels_last).eval()
+    place(built.task, where)
+    built.task.eval()
     return LoadedRun(
-        folder, config, model, normalisation, classes, where, checkpoint["state"]["step"]
-    )
+        folder, config, built.task, built.normalisation, vocabulary, where,
+        checkpoint["state"]["step"],
+    )  # fmt: skip

@@ -46,6 +46,11 @@ def predict(
     if not files:
         raise ConfigError("no files to predict")
     loaded = run if isinstance(run, LoadedRun) else load_run(run, device=device)
+    if not isinstance(loaded.task, ClassificationTask):
+        raise ConfigError(
+            f"{loaded.folder.path} is a run of {loaded.task.kind}: predict names classes and needs "
+            "a run of classification"
+        )
     return [_predict_one(loaded, Path(file), views, top, say or (lambda _: None)) for file in files]
 
 
@@ -72,22 +77,24 @@ def _predict_one(
     return {
         "file": str(file),
         "classes": [
-            {"label": run.classes[i], "probability": float(probabilities[i])} for i in best
+            {"label": run.vocabulary.classes[i], "probability": float(probabilities[i])} for i in best
         ],
     }
 
 
 def _probabilities(run: LoadedRun, pack: Pack, views: tuple[int, int]) -> np.ndarray:
     precision, _ = pick_precision(run.config.run.precision, run.device)
-    task = ClassificationTask(run.model).eval()
+    task, classes = run.task, run.vocabulary.classes
+    assert isinstance(task, ClassificationTask)
     rows = []
     with ClipLoader(
-        pack, clip=run.config.clip, views=views, classes=run.classes, mode="threads",
+        pack, clip=run.config.clip, views=views, classes=classes, mode="threads",
         batch_size=min(views[0] * views[1], 16), device=run.device,
         mean=run.normalisation.mean, std=run.normalisation.std,
     ) as loader:  # fmt: skip
         for batch in loader:
             with autocast(precision, run.device):
-                rows.append(task.predict(batch).double().cpu().numpy())
+                probabilities = task.probabilities(task.logits(batch))
+            rows.append(probabilities.double().cpu().numpy())
     mean: np.ndarray = np.concatenate(rows).mean(axis=0)
     return mean

@@ -1,25 +1,18 @@
-"""Example clips for a report: which samples, and their frames as pictures inside the page."""
+"""Example clips of classification: which samples, and what runs say of them."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from matinee.data.sampling import uniform_segments
-from matinee.errors import MatineeError
-from matinee.extras import require
 from matinee.measure.rundata import RunData
-from matinee.pack.reader import Pack
+from matinee.measure.strips import Strip, open_samples, read_strip
+from matinee.tasks.config import ClassificationConfig
+from matinee.tasks.vocabulary import split_labels
 from matinee.training.setup import choose_splits
-
-_FRAMES = 8
-_HEIGHT = 96
 
 
 @dataclass(frozen=True)
@@ -34,7 +27,9 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Guess:
-    """What a run says of a sample; `predicted` is None if it was not evaluated on it."""
+    """What a run says of a sample; `predicted` is None if it was not evaluated on it, or with
+    another label.
+    """
 
     run: str
     predicted: str | None
@@ -44,16 +39,10 @@ class Guess:
 
 @dataclass(frozen=True)
 class Example:
-    """A sample to show: `images` are (data URI, seconds from its start), or `error` says why
-    there are none.
-    """
+    """A sample to show."""
 
-    sample: str
     label: str | None
-    text: str | None
-    size: tuple[int, int]
-    images: tuple[tuple[str, float], ...]
-    error: str
+    strip: Strip
     guesses: tuple[Guess, ...]
 
 
@@ -83,19 +72,15 @@ def choose(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
 def find_examples(runs: Sequence[RunData], *, count: int) -> tuple[list[Example], str]:
     """Examples from what the last run was evaluated on, and a remark if there are none."""
     last = runs[-1]
-    scores = last.scores
-    try:
-        pack = Pack(scores.data if scores else last.config.data.path)
-    except (MatineeError, OSError) as error:
-        return [], f"No frames: {error}"
-    if scores and scores.predictions:
+    predictions = last.scores.predictions if last.scores else ()
+    pack, remark = open_samples(last, predictions)
+    if pack is None:
+        return [], remark
+    if predictions:
         candidates = [
-            Candidate(row["index"], name, row["label"], row["predicted"] != row["label"])
-            for name, row in scores.predictions.items()
+            Candidate(row["index"], row["sample"], row["label"], not is_right(last, row))
+            for row in predictions
         ]
-        names = pack.samples.column("sample")
-        if any(c.index >= len(pack) or names[c.index].as_py() != c.sample for c in candidates):
-            return [], f"No frames: {pack.path} has other samples than {scores.source} speaks of."
     else:
         rows = pack.select(choose_splits(pack, last.config).val)
         table = pack.samples.select(["sample", "label"]).take(rows).to_pylist()
@@ -103,48 +88,30 @@ def find_examples(runs: Sequence[RunData], *, count: int) -> tuple[list[Example]
             Candidate(int(index), row["sample"], row["label"], None)
             for index, row in zip(rows, table, strict=True)
         ]
-    chosen = choose(candidates, count)
-    return [_example(pack, candidate, runs) for candidate in chosen], ""
-
-
-def _example(pack: Pack, candidate: Candidate, runs: Sequence[RunData]) -> Example:
-    info = pack.info(candidate.index)
-    size = (_HEIGHT, max(2, 2 * round(_HEIGHT * info.width / info.height / 2)))
-    images: tuple[tuple[str, float], ...] = ()
-    error = ""
-    try:
-        # Fewer frames than pictures: show each once.
-        frames = np.unique(uniform_segments(info.num_frames, _FRAMES)).tolist()
-        video_THWC = pack.read(candidate.index, frames, size=size)
-        images = tuple(
-            (jpeg_uri(image_HWC), frame / float(info.fps))
-            for frame, image_HWC in zip(frames, video_THWC, strict=True)
+    said = [
+        (run, {row["sample"]: row for row in run.scores.predictions} if run.scores else {})
+        for run in runs
+    ]
+    shown = [
+        Example(
+            label=candidate.label,
+            strip=read_strip(pack, candidate.index),
+            guesses=tuple(_guess(run, rows.get(candidate.sample), candidate) for run, rows in said),
         )
-    except MatineeError as problem:
-        error = f"No frames: {problem}"
-    guesses = []
-    for run in runs:
-        scores = run.scores
-        row = scores.predictions.get(candidate.sample) if scores else None
-        if row is None or row["label"] != candidate.label:
-            guesses.append(Guess(run.name, None, 0.0, False))
-        else:
-            right = row["predicted"] == row["label"]
-            guesses.append(Guess(run.name, row["predicted"], row["probability"], right))
-    return Example(
-        sample=candidate.sample,
-        label=candidate.label,
-        text=info.text,
-        size=size,
-        images=images,
-        error=error,
-        guesses=tuple(guesses),
-    )
+        for candidate in choose(candidates, count)
+    ]
+    return shown, ""
 
 
-def jpeg_uri(image_HWC: NDArray[np.uint8]) -> str:
-    """A picture, uint8 RGB [H, W, 3], as the address of an <img> that needs no file."""
-    buffer = io.BytesIO()
-    image = require("PIL.Image", "train").fromarray(image_HWC)
-    image.save(buffer, format="JPEG", quality=85)
-    return f"data:image/jpeg;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+def is_right(run: RunData, row: dict[str, Any]) -> bool:
+    """Whether a prediction is the sample's label, or with several labels one of them."""
+    task = run.config.task
+    if isinstance(task, ClassificationConfig) and task.labels == "multi":
+        return row["predicted"] in split_labels(row["label"])
+    return bool(row["predicted"] == row["label"])
+
+
+def _guess(run: RunData, row: dict[str, Any] | None, candidate: Candidate) -> Guess:
+    if row is None or row["label"] != candidate.label:
+        return Guess(run.name, None, 0.0, False)
+    return Guess(run.name, row["predicted"], row["probability"], is_right(run, row))

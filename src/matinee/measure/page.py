@@ -34,6 +34,7 @@ h1 { font-size: clamp(1.9rem, 5vw, 2.6rem); line-height: 1.15; letter-spacing: -
 h2 { font-size: 1.4rem; line-height: 1.3; letter-spacing: -0.01em; font-weight: 620;
   margin: 4.5rem 0 0.4rem; }
 h3 { font-size: 1rem; font-weight: 600; margin: 0 0 0.5rem; overflow-wrap: anywhere; }
+section > h3:not(:first-of-type) { margin-top: 2.4rem; }
 p { max-width: 68ch; margin: 0.5rem 0 1rem; overflow-wrap: anywhere; }
 header p { font-size: 1.08rem; }
 .note, figcaption { color: var(--muted); font-size: 0.9rem; }
@@ -52,7 +53,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; }
 thead th { font-weight: 600; border-bottom-color: var(--muted); vertical-align: bottom;
   white-space: normal; overflow-wrap: anywhere; min-width: 5.5rem; }
 thead th:first-child { min-width: 0; }
-tbody th { color: var(--muted); white-space: normal; }
+tbody th { color: var(--muted); white-space: normal; min-width: 6.5rem; }
 tr.group th, tr.group td { padding-top: 1.3rem; }
 tr.strong td { font-weight: 620; font-size: 1.05rem; }
 tr.wrap td { white-space: normal; max-width: 16rem; text-wrap: balance; color: var(--muted);
@@ -75,6 +76,12 @@ ul.legend svg.box { width: 0.85rem; height: 0.85rem; }
 .example .note { margin: 0; }
 .strip { display: grid; grid-template-columns: repeat(8, 1fr); gap: 4px; margin: 0 0 0.8rem; }
 .strip img { display: block; width: 100%; height: auto; border-radius: 3px; }
+.strip + .note { margin: 0.6rem 0 0.3rem; }
+.cards { display: grid; gap: 1rem; margin: 1rem 0;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 14rem), 1fr)); }
+.cards .example { margin: 0; }
+.cards .strip { grid-template-columns: 6rem; }
+.row { margin: 0 0 0.3rem; font-size: 0.88rem; max-width: none; }
 ul.guesses { display: flex; flex-wrap: wrap; gap: 0.35rem 2rem; margin-top: 0.5rem; }
 ul.guesses li { overflow-wrap: anywhere; }
 .mark { display: inline-block; font-size: 0.8rem; font-weight: 600; padding: 0 0.5em;
@@ -89,6 +96,7 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--rule);
   border-radius: 8px; padding: 0.9rem 1rem; font: 0.82rem/1.5 ui-monospace, SFMono-Regular, Menlo,
   Consolas, monospace; }
 @media (max-width: 640px) { .strip { grid-template-columns: repeat(4, 1fr); }
+  .cards { grid-template-columns: 1fr 1fr; } .aligned img:nth-child(even) { display: none; }
   th, td { padding-left: 0.9rem; } h2 { margin-top: 3.4rem; } }
 @media print { :root { color-scheme: light; --page: #ffffff; --ink: #1b1e24; --muted: #5a616e;
   --rule: #d5d9df; --card: #ffffff; --run0: #0072b2; --run1: #d55e00; --run2: #009e73;

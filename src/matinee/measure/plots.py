@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matinee.evaluation.calibration import Reliability
 from matinee.extras import require
 
 _INK, _MUTED, _RULE, _PAGE, _ACCENT = "#010203", "#010204", "#010205", "#010206", "#010207"
@@ -147,16 +148,21 @@ def class_bars(
     *,
     about: str,
 ) -> str:
-    """Accuracy of each class; `hits[run][class]` = (right, samples), None where not measured."""
-    thick = 0.8 / len(hits)
+    """Accuracy of each class; `hits[run][class]` = (right, samples), None where a run has no such
+    class. Runs without any take no room.
+    """
+    shown = [(run, row) for run, row in enumerate(hits) if any(hit is not None for hit in row)]
+    thick = 0.8 / len(shown)
 
     def draw(axes: Any) -> None:
-        for run, row in enumerate(hits):
+        for line, (run, row) in enumerate(shown):
             colour = _RUN[run % NUM_COLOURS]
             hatch = _HATCHES[run % len(_HATCHES)]
             for place, hit in enumerate(row):
-                y = place - 0.4 + thick * (run + 0.5)
-                right, samples = hit or (0, 0)
+                if hit is None:
+                    continue
+                y = place - 0.4 + thick * (line + 0.5)
+                right, samples = hit
                 part = right / samples if samples else 0.0
                 axes.barh(
                     y, part, 0.86 * thick, color=colour, edgecolor=_PAGE, hatch=hatch, linewidth=0
@@ -170,7 +176,34 @@ def class_bars(
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100 %"])
         axes.grid(False, axis="y")
 
-    return _svg(prefix, about, (_WIDTH, 0.7 + len(classes) * max(0.3, 0.19 * len(hits))), draw)
+    return _svg(prefix, about, (_WIDTH, 0.7 + len(classes) * max(0.3, 0.19 * len(shown))), draw)
+
+
+def reliability_plot(prefix: str, tables: Sequence[Reliability | None], *, about: str) -> str:
+    """Accuracy over confidence, a line a run (None: nothing to draw) beside the diagonal."""
+
+    def draw(axes: Any) -> None:
+        axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        for i, table in enumerate(tables):
+            if table is None:
+                continue
+            used = table.count > 0
+            x, y, part = table.confidence[used], table.accuracy[used], table.count[used]
+            colour = _RUN[i % NUM_COLOURS]
+            style = _STYLES[i % len(_STYLES)]
+            axes.plot(x, y, color=colour, linestyle=style, linewidth=1.2)
+            axes.scatter(
+                x, y, s=14 + 260 * part / part.sum(), color=colour, edgecolors=_PAGE,
+                marker=_MARKERS[i % len(_MARKERS)], linewidths=0.8, zorder=3,
+            )  # fmt: skip
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100 %"])
+        axes.set_xlim(-0.02, 1.03)
+        axes.set_ylim(-0.03, 1.04)
+        axes.set_xlabel("probability given to the prediction")
+        axes.set_ylabel("predictions that are right")
+
+    return _svg(prefix, about, (_WIDTH, 3.6), draw)
 
 
 def share_bars(

@@ -8,16 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from matinee.errors import ConfigError
-from matinee.measure import page, sections
+from matinee.measure import cards, classes, page, sections, times
 from matinee.measure.examples import Example, find_examples
+from matinee.measure.reconstructions import find_reconstructions
+from matinee.measure.retrievals import Retrieval, find_retrievals
 from matinee.measure.rundata import (
     RunData,
     clips_per_second,
     curve,
+    of_kind,
     plain,
     read_runs,
     span_seconds,
 )
+
+_RECONSTRUCTED = 4  # clips of each masked run, at most
 
 
 def write_report(
@@ -30,35 +35,28 @@ def write_report(
 ) -> Path:
     """Write one self-contained page (no scripts, no network) about run folders.
 
-    The same folders give the same bytes. Accuracy comes from a run's `eval-*.json` (its own
-    validation split first, then the newest step, then the most views), else from its last
-    validation during training.
+    Runs may be of different tasks. The same folders give the same bytes. Final numbers come from a
+    run's `eval-*.json` (its own validation split first, then the newest step, then the most views),
+    else from its last validation during training.
 
     Args:
         intro: plain text under the title; a blank line begins a new paragraph.
-        examples: how many samples to show frames of.
+        examples: how many samples, or captions, to show frames of; of masked runs at most four
+            clips are shown.
 
     Returns:
         The page's path.
 
     Raises:
         ConfigError: no runs given, no run in a folder, a damaged file, or no such split.
-        MissingExtra: matplotlib is not installed.
+        MissingExtra: matplotlib or Pillow is not installed.
     """
     if not runs:
         raise ConfigError("a report needs at least one run folder")
     if examples < 0:
         raise ConfigError(f"examples={examples}: 0 or more")
     found = read_runs(runs)
-    shown, remark = find_examples(found, count=examples)
-    parts = [
-        ("summary", "Final numbers", sections.summary(found)),
-        ("curves", "Training and validation", sections.curves(found)),
-        ("confusion", "What is mistaken for what", sections.confusion(found)),
-        ("examples", "Examples", sections.example_clips(found, shown, remark)),
-        ("time", "Where the time went", sections.time(found)),
-        ("configuration", "Configuration and environment", sections.configuration(found)),
-    ]
+    parts, told = _parts(found, examples)
     links = "".join(f'<li><a href="#{name}">{head}</a></li>' for name, head, _ in parts)
     html = (
         f"<header>\n<h1>{page.text(title)}</h1>\n{page.paragraphs(intro)}"
@@ -66,28 +64,65 @@ def write_report(
         + "".join(page.section(name, head, html=body) for name, head, body in parts)
         + "</main>"
     )
-    data = {"title": title, "runs": [_data(run) for run in found], "examples": _told(shown)}
+    data = {"title": title, "runs": [_data(run) for run in found], **told}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page.shell(title, html=html, data=plain(data)), encoding="utf-8")
     return path
 
 
+def _parts(runs: list[RunData], count: int) -> tuple[list[tuple[str, str, str]], dict[str, Any]]:
+    """Sections as (id, heading, markup) and what programs are told of the clips they show.
+
+    A section that none of the tasks can fill is left out.
+    """
+    told: dict[str, Any] = {}
+    clips = []
+    if of_one := of_kind(runs, "classification"):
+        shown, remark = find_examples(of_one, count=count)
+        told["examples"] = [_example(example) for example in shown]
+        clips.append(("examples", "Examples", cards.example_clips(of_one, shown, remark)))
+    if of_one := of_kind(runs, "contrastive"):
+        found, remark = find_retrievals(of_one, count=count)
+        told["retrievals"] = [_retrieval(retrieval) for retrieval in found]
+        html = cards.retrieved_clips(of_one, found, remark)
+        clips.append(("retrieval", "Captions and the clips they find", html))
+    if of_one := of_kind(runs, "masked"):
+        html = ""
+        for run in of_one:
+            drawn, remark = find_reconstructions(run, count=min(count, _RECONSTRUCTED))
+            html += cards.reconstructed_clips(run, drawn, remark)
+        clips.append(("reconstruction", "Hidden patches, reconstructed", html))
+    parts = [
+        ("summary", "Final numbers", sections.summary(runs)),
+        ("curves", "Training and validation", sections.curves(runs)),
+        ("confusion", "What is mistaken for what", classes.confusion(runs)),
+        ("calibration", "Calibration", classes.calibration(runs)),
+        *clips,
+        ("time", "Where the time went", times.time(runs)),
+        ("configuration", "Configuration and environment", sections.configuration(runs)),
+    ]
+    return [part for part in parts if part[2]], told
+
+
 def _data(run: RunData) -> dict[str, Any]:
     """What the page says of a run, for programs."""
     scores = None
     if run.scores:
-        scores = dataclasses.asdict(dataclasses.replace(run.scores, predictions={}))
+        scores = dataclasses.asdict(dataclasses.replace(run.scores, predictions=()))
         del scores["predictions"]
-        scores["confusion"] = run.scores.confusion.tolist()
+        if run.scores.confusion is not None:
+            scores["confusion"] = run.scores.confusion.tolist()
     curves = {
         "loss": curve(run.train, "loss"),
         "lr": curve(run.train, "lr"),
-        "val_top1": curve(run.val, "top1"),
+        "train_top1": curve(run.train, "top1"),
+        f"val_{run.headline}": curve(run.val, run.headline),
     }
     return {
         "name": run.name,
         "path": str(run.path),
+        "task": run.kind,
         "scores": scores,
         "clips_per_s": clips_per_second(run),
         "seconds": span_seconds(run),
@@ -95,16 +130,27 @@ def _data(run: RunData) -> dict[str, Any]:
             key: {"epoch": points[0].tolist(), "value": points[1].tolist()}
             for key, points in curves.items()
         },
-        "config": dataclasses.asdict(run.config),
+        "config": run.config.to_dict(),
         "environment": run.environment,
     }
 
 
-def _told(shown: Sequence[Example]) -> list[dict[str, Any]]:
-    """Examples without their pictures."""
-    kept = ("sample", "label", "text", "error")
-    return [
-        {name: getattr(example, name) for name in kept}
-        | {"guesses": [dataclasses.asdict(guess) for guess in example.guesses]}
-        for example in shown
-    ]
+def _example(example: Example) -> dict[str, Any]:
+    """Without its pictures."""
+    return {
+        "sample": example.strip.sample,
+        "label": example.label,
+        "texts": example.strip.texts,
+        "error": example.strip.error,
+        "guesses": [dataclasses.asdict(guess) for guess in example.guesses],
+    }
+
+
+def _retrieval(found: Retrieval) -> dict[str, Any]:
+    """Without its pictures."""
+    return {
+        "text": found.text,
+        "sample": found.own.sample,
+        "nearest": (found.nearest or found.own).sample,
+        "places": [dataclasses.asdict(place) for place in found.places],
+    }

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matinee.errors import ConfigError
+from matinee.measure.metrics import HEADLINES
 from matinee.training.config import TrainConfig
 from matinee.training.runfolder import RunFolder
 
@@ -20,14 +21,16 @@ OTHER = "other"
 SPANS = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "validate", "save")
 _IN_WINDOW = frozenset(SPANS) - {"validate", "save"}
 _MOST_POINTS = 400
+_NO_METRICS = frozenset(("step", "epoch", "samples", "skipped"))
 
 
 @dataclass(frozen=True)
 class Scores:
     """Final numbers of a run. `measured_on` says which samples they come from.
 
-    confusion: int64 [K, K], row = true class. predictions: sample id → row of an eval file; empty
-    for a validation during training, which keeps none.
+    metrics: every single number of the evaluation, by its name there. confusion: int64 [K, K], row
+    = true class, where the task has one. predictions: the rows of an eval file; empty for a
+    validation during training, which keeps none.
     """
 
     source: str
@@ -35,14 +38,13 @@ class Scores:
     split: str | None
     views: str
     data: str
-    top1: float
-    top5: float
-    macro_f1: float
+    task: str
+    metrics: dict[str, float]
     samples: int
     skipped: int
     classes: tuple[str, ...]
-    confusion: NDArray[np.int64]
-    predictions: dict[str, dict[str, Any]]
+    confusion: NDArray[np.int64] | None
+    predictions: tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,16 @@ class RunData:
     val: tuple[dict[str, Any], ...]
     evaluations: tuple[Scores, ...]
     scores: Scores | None
+
+    @property
+    def kind(self) -> str:
+        """Of its task: classification, contrastive or masked."""
+        return self.config.task.kind
+
+    @property
+    def headline(self) -> str:
+        """The validation metric that counts."""
+        return HEADLINES[self.kind]
 
 
 def read_runs(paths: Sequence[str | Path]) -> list[RunData]:
@@ -122,31 +134,39 @@ def _scores(
         temporal, spatial = (int(part) for part in views.split("x"))
         own = config.data.val_split
         is_own = row.get("split") in ((own,) if own is not None else ("val", "test"))
-        where = (
-            f"split {row['split']}, views {views}, step {row['step']}"
-            if "split" in row
-            else f"validation during training, epoch {row['epoch']}"
-        )
+        if row.get("kind") == "val":
+            where = f"validation during training, epoch {row['epoch']}"
+        else:
+            where = f"split {row['split']}, views {views}, step {row['step']}"
+        kind = str(row.get("task", config.task.kind))
+        metrics = {key: float(held) for key, held in row.items() if _is_metric(key, held)}
+        if HEADLINES[kind] not in metrics:
+            raise KeyError(HEADLINES[kind])
+        matrix = row.get("confusion")
         scores = Scores(
             source=source,
             measured_on=where,
             split=row.get("split", own),
             views=views,
             data=str(row.get("data", config.data.path)),
-            top1=float(row["top1"]),
-            top5=float(row["top5"]),
-            macro_f1=float(row["macro_f1"]),
+            task=kind,
+            metrics=metrics,
             samples=int(row["samples"]),
             skipped=int(row["skipped"]),
-            classes=tuple(row.get("classes", row["per_class"])),
-            confusion=np.array(row["confusion"], dtype=np.int64),
-            predictions={found["sample"]: found for found in row.get("predictions", [])},
+            classes=tuple(row.get("classes") or row.get("per_class", ())),
+            confusion=None if matrix is None else np.array(matrix, dtype=np.int64),
+            predictions=tuple(row.get("predictions", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{source} of {config.run.out} is damaged: {error!r}") from None
-    if scores.confusion.shape != (len(scores.classes),) * 2:
+    if scores.confusion is not None and scores.confusion.shape != (len(scores.classes),) * 2:
         raise ConfigError(f"{source} of {config.run.out}: confusion does not fit its classes")
     return (is_own, int(row["step"]), temporal * spatial), scores
+
+
+def _is_metric(key: str, value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and key not in _NO_METRICS
 
 
 def curve(rows: Sequence[dict[str, Any]], key: str) -> NDArray[np.float64]:
@@ -178,13 +198,16 @@ def span_seconds(run: RunData) -> dict[str, float]:
 
 
 def comparable(runs: Sequence[RunData]) -> bool:
-    """Whether all scores come from as many samples of one pack and split, with the same views.
-
-    A validation during training does not say its split unless the config names one.
+    """Whether the scores of runs of one kind come from as many samples of one pack and split, with
+    the same views. A split that is not known counts as alike.
     """
     held = [run.scores for run in runs if run.scores]
     alike = {(Path(scores.data).resolve(), scores.views, scores.samples) for scores in held}
     return len(alike) <= 1 and len({scores.split for scores in held} - {None}) <= 1
+
+
+def of_kind(runs: Sequence[RunData], kind: str) -> list[RunData]:
+    return [run for run in runs if run.kind == kind]
 
 
 def untimed_validations(run: RunData) -> int:

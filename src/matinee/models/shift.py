@@ -1,98 +1,258 @@
-"""Temporal shift: a 2-D CNN sees neighbouring frames at no cost in parameters or FLOPs.
+"""Temporal shift and temporal pooling: a 2-D CNN sees neighbouring frames without parameters.
 
 # Note [Temporal shift]
-Features of all frames travel as one batch [B·T, C, H, W]. Before the first convolution of each
-residual block, an eighth of the channels moves one frame forward in time and another eighth one
-frame back; frames beyond the ends are zero. The shift lies inside the residual branch, so the
-shortcut keeps the unshifted features ("residual placement").
+Features of all frames travel as one batch [B·T, C, H, W]. Before a residual block, an eighth of
+the channels moves one frame forward in time and another eighth one frame back; frames beyond the
+ends are zero. No parameters, no multiplications.
 
-Source: TSM, arXiv 1811.08383, §3.
+Placement. *Residual*: the first convolution of the residual branch sees the shifted features, the
+shortcut keeps the unshifted ones. *In-place*: the whole block, shortcut included, sees shifted
+features, so what was moved is lost to this frame.
+
+Causal: only the forward move, for live video. A frame then depends on itself and on earlier
+frames; see `matinee.models.live`.
+
+Keys of the state dict. Residual placement wraps a convolution, `layer1.0.conv1.weight` becomes
+`layer1.0.conv1.conv.weight`; in-place wraps a block, `layer1.0.conv1.weight` becomes
+`layer1.0.block.conv1.weight`. Pooling changes no key.
+
+Order. Pooling changes how many frames later modules see, so it comes first: image weights,
+`add_temporal_pooling`, `add_temporal_shift`, then `matinee.models.non_local.add_non_local`.
+
+Source: TSM, arXiv 1811.08383, §3 and §4.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from matinee.errors import ConfigError
+from matinee.extras import require
+
+Placement = Literal["residual", "in-place"]
+
+DEEP_STAGE = 23
+"""Blocks in a stage from which on only every second block is shifted (ResNet-101 and deeper)."""
 
 
-def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
-    """Shift `C // divisor` channels one frame forward, as many one frame back.
+def temporal_shift(x: Tensor, frames: int, divisor: int = 8, *, causal: bool = False) -> Tensor:
+    """Shift `C // divisor` channels one frame forward and, unless causal, as many one frame back.
 
     Args:
         x: [B·T, C, H, W], frames of a clip adjacent.
         frames: T.
+        divisor: d.
+        causal: nothing comes from the next frame.
 
     Returns:
         A new tensor like `x`. Channels 0 … C/d - 1 hold the next frame's, C/d … 2C/d - 1 the
-        previous frame's features.
+        previous frame's features; causal: channels 0 … C/d - 1 hold the previous frame's.
     """
     fold = x.shape[1] // divisor
     clips = x.view(-1, frames, *x.shape[1:])  # [B, T, C, H, W]
     out = clips.clone(memory_format=torch.preserve_format)
-    out[:, :-1, :fold] = clips[:, 1:, :fold]
-    out[:, -1, :fold] = 0
-    out[:, 1:, fold : 2 * fold] = clips[:, :-1, fold : 2 * fold]
-    out[:, 0, fold : 2 * fold] = 0
+    first = 0 if causal else fold  # of the channels that move forward
+    if not causal:
+        out[:, :-1, :fold] = clips[:, 1:, :fold]
+        out[:, -1, :fold] = 0
+    out[:, 1:, first : first + fold] = clips[:, :-1, first : first + fold]
+    out[:, 0, first : first + fold] = 0
     return out.flatten(0, 1)
 
 
-class ShiftedConv(nn.Module):
-    """A convolution whose input is shifted in time first."""
+class TemporalModule(nn.Module):
+    """A module that mixes the frames of a clip; its input [B·T, C, H, W] has T = `frames`."""
 
-    def __init__(self, conv: nn.Module, frames: int, divisor: int) -> None:
+    def __init__(self, frames: int) -> None:
         super().__init__()
-        self.conv, self.frames, self.divisor = conv, frames, divisor
+        self.frames = frames
+
+    def extra_repr(self) -> str:
+        return f"frames={self.frames}"
+
+
+class TemporalShift(TemporalModule):
+    """`temporal_shift` as a module."""
+
+    def __init__(self, frames: int, divisor: int = 8, *, causal: bool = False) -> None:
+        super().__init__(frames)
+        self.divisor, self.causal = divisor, causal
 
     def forward(self, x: Tensor) -> Tensor:
-        shifted: Tensor = self.conv(temporal_shift(x, self.frames, self.divisor))
-        return shifted
+        return temporal_shift(x, self.frames, self.divisor, causal=self.causal)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, divisor={self.divisor}, causal={self.causal}"
 
 
-def add_temporal_shift(model: nn.Module, frames: int, divisor: int = 8) -> list[str]:
-    """Put a shift before the first convolution of every residual block, in place.
+class TemporalPool(TemporalModule):
+    """Maximum over three neighbouring frames, every second one kept: T becomes ⌈T / 2⌉."""
+
+    @property
+    def frames_out(self) -> int:
+        return (self.frames + 1) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B·T, C, H, W] → [B·⌈T/2⌉, C, H, W]."""
+        clips = x.view(-1, self.frames, *x.shape[1:]).transpose(1, 2)  # [B, C, T, H, W]
+        pooled = F.max_pool3d(clips, (3, 1, 1), stride=(2, 1, 1), padding=(1, 0, 0))
+        return pooled.transpose(1, 2).flatten(0, 1)
+
+
+class ShiftedConv(nn.Module):
+    """A convolution whose input is shifted in time first (residual placement)."""
+
+    def __init__(self, conv: nn.Module, shift: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.shift = conv, shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(self.shift(x))
+        return out
+
+
+class ShiftedBlock(nn.Module):
+    """A residual block whose input, shortcut included, is shifted in time first (in-place)."""
+
+    def __init__(self, block: nn.Module, shift: nn.Module) -> None:
+        super().__init__()
+        self.block, self.shift = block, shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.block(self.shift(x))
+        return out
+
+
+def add_temporal_shift(
+    model: nn.Module,
+    frames: int,
+    divisor: int = 8,
+    *,
+    placement: Placement = "residual",
+    every: int | None = None,
+    causal: bool = False,
+) -> list[str]:
+    """Put a shift into the residual blocks of a timm CNN, changing `model`.
 
     A residual block is a timm module with `drop_path` (they carry it on the residual branch) that
     contains no other; blocks without a shortcut (`has_skip` False) are left alone.
 
+    Args:
+        model: the image network; pooling, if any, already added.
+        frames: T at its input.
+        divisor: 1/divisor of the channels moves each way.
+        placement: see Note [Temporal shift].
+        every: shift the first of each stage's blocks and every n-th after it. None, the published
+            rule: every block, but with residual placement every second block of a network with a
+            stage of 23 blocks or more.
+        causal: forward moves only.
+
     Returns:
-        Names of the convolutions that were wrapped.
+        Names of the modules that were wrapped: convolutions (residual) or blocks (in-place).
 
     Raises:
-        ConfigError: the network has no such blocks.
+        ConfigError: the network has no such blocks, or too few channels; `every` below 1.
+        ValueError: the network is shifted already.
     """
-    blocks = {name: m for name, m in model.named_modules() if hasattr(m, "drop_path")}
-    inner = {
-        name: block
-        for name, block in blocks.items()
-        if not any(other.startswith(f"{name}.") for other in blocks)
-    }
-    wrapped = []
-    for name, block in inner.items():
-        if getattr(block, "has_skip", True) is False:
-            continue
-        first = _first_conv(block)
-        if first is None:
-            continue
-        path, conv = first
-        if conv.in_channels < divisor:
-            raise ConfigError(f"{name}.{path} has {conv.in_channels} channels: none to shift")
-        parent = block.get_submodule(path.rpartition(".")[0])
-        setattr(parent, path.rpartition(".")[2], ShiftedConv(conv, frames, divisor))
-        wrapped.append(f"{name}.{path}")
-    if not wrapped:
+    if every is not None and every < 1:
+        raise ConfigError(f"a shift in every {every}-th block: at least 1")
+    if any(isinstance(module, TemporalShift) for module in model.modules()):
+        raise ValueError("the network is shifted already")
+    stages = _residual_stages(model)
+    if not stages:
         raise ConfigError(
             f"{type(model).__name__} has no residual blocks with convolutions to shift: choose a "
             "CNN such as resnet50, or --model.shift none"
         )
+    if every is None:
+        deep = max(map(len, stages)) >= DEEP_STAGE
+        every = 2 if deep and placement == "residual" else 1
+    seen = frames_seen(model, frames)
+    wrapped = []
+    for name, path in (block for stage in stages for block in stage[::every]):
+        conv = model.get_submodule(path)
+        assert isinstance(conv, nn.Conv2d)
+        if conv.in_channels < divisor:
+            raise ConfigError(f"{path} has {conv.in_channels} channels: none to shift")
+        shift = TemporalShift(seen[name], divisor, causal=causal)
+        if placement == "residual":
+            model.set_submodule(path, ShiftedConv(conv, shift))
+        else:
+            model.set_submodule(name, ShiftedBlock(model.get_submodule(name), shift))
+        wrapped.append(path if placement == "residual" else name)
     return wrapped
 
 
-def _first_conv(block: nn.Module) -> tuple[str, nn.Conv2d] | None:
+def add_temporal_pooling(model: nn.Module, frames: int) -> None:
+    """Halve the frames of a timm ResNet before its second stage, changing `model`.
+
+    The network's output then has ⌈T/2⌉ rows a clip. An odd T keeps its first and last frame.
+
+    Raises:
+        ConfigError: not a ResNet, or a single frame.
+        ValueError: shift, pooling or non-local blocks are there already: pooling comes first.
+    """
+    first = resnet_stages(model, "temporal pooling")[0]
+    if frames < 2:
+        raise ConfigError(f"temporal pooling over {frames} frame: give at least 2 frames")
+    if any(isinstance(module, TemporalModule) for module in model.modules()):
+        raise ValueError("temporal pooling is added before shift and non-local blocks")
+    first.append(TemporalPool(frames))  # at the end of stage 1, where it renames nothing
+
+
+def frames_seen(model: nn.Module, frames: int) -> dict[str, int]:
+    """Frames that each module's input has, by name, when the network's has `frames`.
+
+    Raises:
+        ValueError: pooling was added for another number of frames.
+    """
+    seen = {}
+    for name, module in model.named_modules():  # a ResNet registers its modules as it runs them
+        seen[name] = frames
+        if isinstance(module, TemporalPool):
+            if module.frames != frames:
+                raise ValueError(f"pooling was added for {module.frames} frames, not {frames}")
+            frames = module.frames_out
+    return seen
+
+
+def resnet_stages(model: nn.Module, what: str) -> list[nn.Sequential]:
+    """The four stages of a timm ResNet (ResNeXt, SE-ResNet, …).
+
+    Raises:
+        ConfigError: another network; `what` says what needs a ResNet.
+    """
+    if not isinstance(model, require("timm.models.resnet", "train").ResNet):
+        raise ConfigError(
+            f"{what} is defined for ResNets and {type(model).__name__} is none: "
+            "choose one such as resnet50, or leave it out"
+        )
+    return [model.get_submodule(f"layer{i}") for i in range(1, 5)]
+
+
+def _residual_stages(model: nn.Module) -> list[list[tuple[str, str]]]:
+    """Names of the residual blocks with a shortcut and of their first convolutions, by stage."""
+    blocks = {name: m for name, m in model.named_modules() if hasattr(m, "drop_path")}
+    stages: dict[str, list[tuple[str, str]]] = {}
+    for name, block in blocks.items():
+        outer = any(other.startswith(f"{name}.") for other in blocks)
+        path = _first_conv(block)
+        if outer or path is None or getattr(block, "has_skip", True) is False:
+            continue
+        stage = name.removesuffix(".block").rpartition(".")[0]  # .block: a non-local wrapper
+        stages.setdefault(stage, []).append((name, f"{name}.{path}"))
+    return list(stages.values())
+
+
+def _first_conv(block: nn.Module) -> str | None:
+    path: str
     for path, module in block.named_modules():
         if path.split(".")[0] in ("downsample", "shortcut", "drop_path", "se"):
             continue
         if isinstance(module, nn.Conv2d):
-            return path, module
+            return path
     return None

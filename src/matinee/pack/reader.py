@@ -13,11 +13,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from matinee.errors import ClipError, ConfigError, MediaError, PackError
+from matinee.errors import ClipError, MediaError, PackError
 from matinee.media.decode import Box, Pixels, frame_bytes
 from matinee.media.packets import VideoFormat
 from matinee.pack.clip import ClipPart, ClipReader, Located
 from matinee.pack.format import CHUNKS, CODECS, FILES, SAMPLES, read_manifest
+from matinee.pack.selection import SampleTable
 from matinee.pack.tables import read_table
 
 
@@ -42,7 +43,7 @@ class SampleInfo:
     codec: int
 
 
-class Pack:
+class Pack(SampleTable):
     """A dataset on disk, made by `matinee pack` or `matinee index`.
 
     `samples` is a pyarrow Table (sample, video, start_s, end_s, split, label, text, …), `classes`
@@ -98,9 +99,6 @@ class Pack:
         if np.any(c["start_frame"] != np.where(first, 0, follows)):
             raise PackError(f"{self.path}: a video has a gap between chunks; the pack is damaged")
 
-    def __len__(self) -> int:
-        return int(self.samples.num_rows)
-
     @property
     def num_videos(self) -> int:
         return len(self._rows)
@@ -119,43 +117,6 @@ class Pack:
         """Length of all videos together, in seconds."""
         c = self._chunks
         return float((c["frames"] * (c["fps_den"] / c["fps_num"])).sum())
-
-    def splits(self) -> dict[str, int]:
-        """Samples of each split; samples without one count under ""."""
-        names = self.samples.column("split").to_pylist()
-        counts: dict[str, int] = {}
-        for name in names:
-            counts[name or ""] = counts.get(name or "", 0) + 1
-        return dict(sorted(counts.items()))
-
-    def select(self, which: str | None) -> NDArray[np.int64]:
-        """Indices of samples, in table order.
-
-        Args:
-            which: the name of a split, "column=value[,value…]" for any column, or None for all.
-
-        Raises:
-            ConfigError: no such split or column, or nothing matches.
-        """
-        if which is None:
-            return np.arange(len(self))
-        column, given, values = which.partition("=")
-        if not given:
-            column, values = "split", which
-        if column not in self.samples.column_names:
-            raise ConfigError(
-                f"{self.path} has no column {column!r}; it has: "
-                f"{', '.join(self.samples.column_names)}"
-            )
-        wanted = set(values.split(","))
-        held = [str(v) if v is not None else "" for v in self.samples.column(column).to_pylist()]
-        found = np.flatnonzero([value in wanted for value in held])
-        if not len(found):
-            known = ", ".join(sorted(set(held))[:10]) or "nothing"
-            raise ConfigError(
-                f"{self.path} has no sample with {column} {values!r}; it has: {known}"
-            )
-        return found.astype(np.int64)
 
     def info(self, index: int) -> SampleInfo:
         """Everything about sample `index` that planning a clip needs.
@@ -186,6 +147,11 @@ class Pack:
             height=fmt.height,
             codec=int(c["codec"][first]),
         )
+
+    def captions(self, index: int) -> tuple[str, ...]:
+        """What is said about sample `index`: the lines of its `text`."""
+        text = self.samples.column("text")[index].as_py() or ""
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
 
     def _span(self, sample: str, video: str) -> tuple[int, int]:
         if video not in self._rows:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from matinee.data.clips import ClipSpec
-from matinee.models.classifier import ModelConfig
+from matinee.models.config import Frames, ModelConfig
+from matinee.tasks.config import ClassificationConfig
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 
 
@@ -27,7 +28,7 @@ def tsm(data: str, out: str) -> TrainConfig:
 def tsn(data: str, out: str) -> TrainConfig:
     """The same without the shift: each frame alone, logits averaged. TSN, arXiv 1608.00859."""
     config = tsm(data, out)
-    return replace(config, model=replace(config.model, shift="none"))
+    return replace(config, model=replace(config.model, temporal=Frames()))
 
 
 def tsm_motion(data: str, out: str) -> TrainConfig:
@@ -40,6 +41,7 @@ def tsm_motion(data: str, out: str) -> TrainConfig:
         data=DataConfig(path=data, repeats=2),
         run=RunConfig(out=out, eval_every=4),
         model=ModelConfig(backbone="tf_efficientnet_lite0", dropout=0.2),
+        task=ClassificationConfig(label_smoothing=0.1),
         clip=ClipSpec(
             frames=8,
             sampling="dense",
@@ -57,6 +59,6 @@ def tsm_motion(data: str, out: str) -> TrainConfig:
         ),
         optim=OptimConfig(
             name="adamw", lr=1e-3, weight_decay=0.01, batch_size=8, epochs=8, warmup_epochs=0.8,
-            clip_norm=None, label_smoothing=0.1,
+            clip_norm=None,
         ),
     )  # fmt: skip

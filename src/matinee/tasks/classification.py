@@ -1,48 +1,78 @@
-"""Single-label classification of clips."""
+"""Classification of clips: one label, several, or a verb and a noun."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from matinee.data.loader import Batch
+from matinee.data.mix import mix, plan_mix
+from matinee.tasks.base import Outcome, Task
+from matinee.tasks.config import ClassificationConfig
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Sums over the valid clips of a batch, on the device: `loss` (with gradient), `correct`."""
+class ClassificationTask(Task):
+    """Cross-entropy over classes (binary, for several labels a clip), with label smoothing
+    (arXiv 1512.00567, §7), Mixup and CutMix.
+    """
 
-    loss: Tensor
-    correct: Tensor
+    kind: ClassVar[str] = "classification"
+    headline: ClassVar[str] = "top1"
 
-
-class ClassificationTask(nn.Module):
-    """Cross-entropy over classes, with label smoothing (arXiv 1512.00567, §7)."""
-
-    def __init__(self, model: nn.Module, *, label_smoothing: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, config: ClassificationConfig | None = None) -> None:
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
+        self.model, self.config = model, config or ClassificationConfig()
 
     def forward(self, batch: Batch) -> Outcome:
-        """Loss and hits summed over valid clips; invalid clips weigh nothing.
+        """Loss and hits summed over valid clips.
 
-        They still pass through the network, and so through batch normalisation's statistics: a
-        masked batch stays the size it was.
+        `top1` counts a clip whose most probable class is its own (with several labels: one of
+        them). Mixed clips count by the label that keeps the larger part.
         """
-        logits = self.model(batch.video).float()
-        each = F.cross_entropy(
-            logits, batch.target, label_smoothing=self.label_smoothing, reduction="none"
-        )
+        config, video, plan = self.config, batch.video, None
+        if self.training:
+            seed = int(batch.seeds[0])
+            plan = plan_mix(seed, len(batch), mixup=config.mixup, cutmix=config.cutmix)
+        if plan is not None:
+            video, partner, keep = mix(video, plan, batch.valid)
+        logits = self.model(video).float()
+        targets = _one_hot(batch.target, logits.shape[1])
+        if plan is not None:
+            targets = torch.lerp(targets[partner], targets, keep[:, None])
+        if config.labels == "multi":
+            each = F.binary_cross_entropy_with_logits(
+                logits, self._smooth(targets, 0.5), reduction="none"
+            ).mean(dim=1)
+        else:
+            each = -(self._smooth(targets, 1 / logits.shape[1]) * logits.log_softmax(1)).sum(1)
         zero = torch.zeros((), device=each.device)
-        loss = torch.where(batch.valid, each, zero).sum()
-        hits = (logits.argmax(dim=1) == batch.target) & batch.valid
-        return Outcome(loss, hits.sum())
+        best = logits.argmax(dim=1)
+        strongest = targets.amax(dim=1)
+        hits = (targets.gather(1, best[:, None])[:, 0] == strongest) & (strongest > 0)
+        return Outcome(
+            torch.where(batch.valid, each, zero).sum(), {"top1": (hits & batch.valid).sum()}
+        )
+
+    def _smooth(self, targets: Tensor, even: float) -> Tensor:
+        return torch.lerp(targets, torch.full_like(targets, even), self.config.label_smoothing)
 
     @torch.no_grad()
-    def predict(self, batch: Batch) -> Tensor:
-        """Class probabilities, float32 [B, K]."""
+    def logits(self, batch: Batch) -> Tensor:
+        """Scores before normalisation, float32 [B, K]."""
         logits: Tensor = self.model(batch.video)
-        return logits.float().softmax(dim=1)
+        return logits.float()
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """Of each class, float [B, K]: they sum to one unless a clip has several labels."""
+        return logits.sigmoid() if self.config.labels == "multi" else logits.softmax(dim=1)
+
+
+def _one_hot(target: Tensor, classes: int) -> Tensor:
+    """Class indices [B] as float targets [B, K]; a clip without label (-1) has none."""
+    if target.is_floating_point():
+        return target
+    hot = F.one_hot(target.clamp(min=0), classes).float()
+    return hot * (target >= 0)[:, None]

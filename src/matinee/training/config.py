@@ -13,7 +13,8 @@ import tyro
 
 from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
-from matinee.models.classifier import ModelConfig
+from matinee.models.config import ModelConfig
+from matinee.tasks.config import ClassificationConfig, TaskConfig
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,6 @@ class OptimConfig:
     """Not on biases and norms."""
     clip_norm: float | None = 20.0
     """Largest gradient norm (TSM: 20); None for no limit."""
-    label_smoothing: float = 0.0
 
     def __post_init__(self) -> None:
         checks = [
@@ -74,10 +74,6 @@ class OptimConfig:
             ),
             (self.epochs >= 1, f"--optim.epochs {self.epochs}: at least 1"),
             (self.warmup_epochs >= 0, f"--optim.warmup-epochs {self.warmup_epochs}: 0 or more"),
-            (
-                0 <= self.label_smoothing < 1,
-                f"--optim.label-smoothing {self.label_smoothing}: in [0, 1)",
-            ),
             (self.weight_decay >= 0, f"--optim.weight-decay {self.weight_decay}: 0 or more"),
             (0 <= self.momentum < 1, f"--optim.momentum {self.momentum}: in [0, 1)"),
             (
@@ -106,6 +102,9 @@ class RunConfig:
     """Steps between lines of metrics.jsonl."""
     eval_every: int = 1
     """Epochs between validations; the last epoch is always validated."""
+    views: str = "1x1"
+    """TEMPORALxSPATIAL clips of a sample that `matinee eval` averages over, as the recipe's paper
+    does; validation during training takes one."""
     save_minutes: float = 5.0
     """Longest time between checkpoints; one is also saved at the end of each epoch."""
 
@@ -122,11 +121,18 @@ class TrainConfig:
     data: DataConfig
     run: RunConfig
     model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=ClassificationConfig)
     clip: ClipSpec = field(default_factory=ClipSpec)
     optim: OptimConfig = field(default_factory=OptimConfig)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; where a field has one of several kinds, "kind" says which."""
+        plain = _to_dict(self)
+        assert isinstance(plain, dict)
+        return plain
+
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1)
+        return json.dumps(self.to_dict(), indent=1)
 
     @staticmethod
     def from_json(text: str) -> TrainConfig:
@@ -143,12 +149,25 @@ class TrainConfig:
         return config
 
 
+def _to_dict(value: Any) -> Any:
+    if not dataclasses.is_dataclass(value):
+        return value
+    plain = {f.name: _to_dict(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    return {"kind": value.kind, **plain} if hasattr(value, "kind") else plain
+
+
 def _from_dict(kind: Any, values: Any) -> Any:
     """Build a dataclass (or tuple) from JSON values, by its type hints."""
     if typing.get_origin(kind) is Annotated:
         kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return values
+        kinds = {k.kind: k for k in typing.get_args(kind) if hasattr(k, "kind")}
+        if not kinds:
+            return values
+        if not isinstance(values, dict) or values.get("kind") not in kinds:
+            raise ConfigError(f"a saved config is damaged: no kind among {', '.join(kinds)}")
+        kind = kinds[values["kind"]]
+        values = {name: value for name, value in values.items() if name != "kind"}
     if typing.get_origin(kind) is tuple:
         return tuple(values)
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,20 +9,20 @@ from typing import Any
 
 import torch
 
-from matinee.data.loader import Batch, ClipLoader
+from matinee.data.loader import Batch
 from matinee.data.random import integer_seed
 from matinee.errors import ConfigError, MatineeError
-from matinee.evaluation.views import run_views
+from matinee.evaluation.run import evaluate_task
 from matinee.pack.reader import Pack
 from matinee.spans import Spans
-from matinee.tasks.classification import ClassificationTask
+from matinee.tasks.base import Step, Task
 from matinee.training.config import TrainConfig
 from matinee.training.optim import build_optimizer
 from matinee.training.precision import autocast, pick_device, pick_precision
 from matinee.training.progress import Progress, Silent
 from matinee.training.runfolder import RunFolder
 from matinee.training.schedule import learning_rate
-from matinee.training.setup import build_seeded, choose_splits
+from matinee.training.setup import make_loader, prepare
 from matinee.training.state import TrainState
 from matinee.training.stop import StopRequest
 
@@ -64,41 +63,33 @@ def train(
     device = pick_device(config.run.device)
     precision, reason = pick_precision(config.run.precision, device)
     pack = Pack(config.data.path)
-    splits = choose_splits(pack, config)
-    model, norm, weights_note = build_seeded(config, len(pack.classes), device)
-    task = ClassificationTask(model, label_smoothing=config.optim.label_smoothing)
+    setup = prepare(pack, config, device)
+    splits, task = setup.splits, setup.task
     parts, optim = config.optim.accumulate, config.optim
-    shared: dict[str, Any] = {
-        "clip": config.clip, "mode": config.data.mode, "on_error": config.data.on_error,
-        "device": device, "workers": config.data.workers,
-        "seed": config.run.seed, "mean": norm.mean, "std": norm.std,
-    }  # fmt: skip
-    loader = ClipLoader(
-        pack, split=splits.train, batch_size=optim.batch_size // parts, group=parts,
-        repeats=config.data.repeats, **shared,
-    )  # fmt: skip
-    state = TrainState(model, build_optimizer(model, optim), loader)
+    loader = make_loader(setup, splits.train, batch_size=optim.batch_size // parts, group=parts)
+    state = TrainState(task.model, build_optimizer(task.model, optim), loader)
     steps_per_epoch = len(loader) // parts
     if resume:
-        _resume(folder, config, state, pack, device)
+        _resume(folder, config, state, pack, setup.vocabulary.to_dict(), device)
     else:
         folder.create(config)
     say.start(
         total=optim.epochs * steps_per_epoch,
+        headline=task.headline,
         facts=[
             f"{splits.note}; {loader.num_items} clips an epoch, {steps_per_epoch} steps",
-            f"{config.model.backbone}, shift {config.model.shift}; {weights_note}",
+            *setup.notes,
             f"{device}, {precision} ({reason}); {loader.workers} decoding {loader.mode}",
         ],
     )
 
     def save() -> None:
-        _check_finite(state)
+        _check_finite(state, folder)
         with spans("save"):
             folder.save_checkpoint(
                 {
                     "state": state.state_dict(),
-                    "classes": list(pack.classes),
+                    "vocabulary": setup.vocabulary.to_dict(),
                     "source_digest": pack.meta.get("source_digest"),
                 }
             )
@@ -106,15 +97,13 @@ def train(
     def validate() -> dict[str, Any] | None:
         if splits.val is None:
             return None
-        with ClipLoader(
-            pack, split=splits.val, batch_size=max(1, optim.batch_size // parts), views=(1, 1),
-            **shared,
-        ) as val_loader:  # fmt: skip
-            result = run_views(
-                task, val_loader, lambda: autocast(precision, device),
+        batch_size = max(1, optim.batch_size // parts)
+        with make_loader(setup, splits.val, batch_size=batch_size, views=(1, 1)) as val_loader:
+            evaluated = evaluate_task(
+                task, val_loader, setup.vocabulary, lambda: autocast(precision, device),
                 should_stop=lambda: bool(stop.name),
             )  # fmt: skip
-        return result.metrics() if result is not None else None
+        return evaluated.metrics if evaluated is not None else None
 
     val: dict[str, Any] | None = None
     saved = time.perf_counter()
@@ -130,6 +119,7 @@ def train(
                 _step(config, task, state, batches, lr, precision, device, spans)
                 say.step(state.step)
                 if state.step % config.run.log_every == 0 or state.step == epoch_end:
+                    _check_finite(state, folder)
                     row = _log_row(state, lr, steps_per_epoch, time.perf_counter() - window, spans)
                     folder.log(**row)
                     say.log(row)
@@ -170,7 +160,7 @@ def train(
 
 def _step(
     config: TrainConfig,
-    task: ClassificationTask,
+    task: Task,
     state: TrainState,
     batches: Any,
     lr: float,
@@ -180,23 +170,30 @@ def _step(
 ) -> None:
     """One optimizer step over `accumulate` batches.
 
-    Losses are sums divided by the whole batch, so accumulating equals one large batch; if clips
-    were masked, gradients are rescaled to the mean over those that were read.
+    Losses are sums divided by the whole batch; if clips were masked, gradients are rescaled to the
+    mean over those that were read.
     """
-    optim, parts = config.optim, config.optim.accumulate
-    torch.manual_seed(integer_seed(config.run.seed, 0, state.step, "dropout"))
-    read = 0
-    for _ in range(parts):
+    optim = config.optim
+
+    def next_batch() -> Batch:
         with spans("data_wait"):
             batch: Batch = next(batches)
-        with spans("forward"), autocast(precision, device):
-            outcome = task(batch)
-        with spans("backward"):
-            (outcome.loss / optim.batch_size).backward()
-        read += batch.num_valid
-        loss, correct = outcome.loss.detach(), outcome.correct
-        state.loss = loss if state.loss is None else state.loss + loss
-        state.correct = correct if state.correct is None else state.correct + correct
+        return batch
+
+    def reseed(part: int) -> None:
+        torch.manual_seed(integer_seed(config.run.seed, part, state.step, "dropout"))
+
+    outcome = task.gradients(
+        Step(
+            clips=optim.batch_size, parts=optim.accumulate, next_batch=next_batch, reseed=reseed,
+            autocast=lambda: autocast(precision, device), spans=spans,
+        )  # fmt: skip
+    )
+    read = outcome.clips
+    state.recent[state.step] = outcome.samples
+    state.loss = outcome.loss if state.loss is None else state.loss + outcome.loss
+    for name, value in outcome.sums.items():
+        state.sums[name] = state.sums[name] + value if name in state.sums else value
     with spans("optimizer"):
         if read == 0:
             raise MatineeError(
@@ -212,8 +209,9 @@ def _step(
             norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip_norm)
         else:
             norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        # Not finite once, not finite in this sum: seen before these weights are ever saved.
-        state.norms = norm.detach() if state.norms is None else state.norms + norm.detach()
+        norm = norm.detach()
+        state.norms = norm if state.norms is None else state.norms + norm
+        _note_bad(state, outcome.loss + norm)
         for group in state.optimizer.param_groups:
             group["lr"] = lr
         state.optimizer.step()
@@ -226,33 +224,51 @@ def _step(
 def _log_row(
     state: TrainState, lr: float, steps_per_epoch: int, seconds: float, spans: Spans
 ) -> dict[str, Any]:
-    assert state.loss is not None and state.correct is not None
-    loss = float(state.loss) / state.clips
-    _check_finite(state)
+    assert state.loss is not None
     row = {
         "kind": "train",
         "step": state.step,
         "epoch": state.step / steps_per_epoch,
-        "loss": loss,
-        "top1": float(state.correct) / state.clips,
+        "loss": float(state.loss) / state.clips,
+        **{name: float(value) / state.clips for name, value in state.sums.items()},
         "lr": lr,
         "clips": state.clips,
         "clips_per_s": state.clips / max(seconds, 1e-9),
         "masked": state.masked,
         "spans": spans.take(),
     }
-    state.loss = state.correct = state.norms = None
-    state.clips = 0
+    state.loss = state.norms = None
+    state.sums, state.clips = {}, 0
     return row
 
 
-def _check_finite(state: TrainState) -> None:
-    for name, value in (("loss", state.loss), ("gradient", state.norms)):
-        if value is not None and not math.isfinite(float(value)):
-            raise MatineeError(
-                f"the {name} is {float(value)} by step {state.step}: lower --optim.lr, or set "
-                "--optim.clip-norm; the last checkpoint is from before"
-            )
+def _note_bad(state: TrainState, value: torch.Tensor) -> None:
+    """Remember on the device that this step was the first without a finite loss and gradient."""
+    before = state.first_bad
+    if before is None:
+        before = torch.full((), -1, dtype=torch.int64, device=value.device)
+    is_first = ~torch.isfinite(value) & (before < 0)
+    state.first_bad = torch.where(is_first, state.step, before)
+
+
+def _check_finite(state: TrainState, folder: RunFolder) -> None:
+    """Stop before weights that are not finite are saved, naming the step and its clips."""
+    step = -1 if state.first_bad is None else int(state.first_bad)
+    if step >= 0:
+        held = folder.checkpoint_step()
+        last = (
+            f"the last checkpoint, {folder.checkpoint_file}, is from step {held} and finite"
+            if held is not None
+            else "there is no checkpoint yet"
+        )
+        samples = state.recent[step]
+        more = f" and {len(samples) - 16} more" if len(samples) > 16 else ""
+        raise MatineeError(
+            f"the loss or its gradient is not finite in step {step}, on samples "
+            f"{', '.join(samples[:16])}{more}: lower --optim.lr, set --optim.clip-norm, or look at "
+            f"these samples; {last}"
+        )
+    state.recent.clear()
 
 
 def _resume(
@@ -260,10 +276,11 @@ def _resume(
     config: TrainConfig,
     state: TrainState,
     pack: Pack,
+    vocabulary: dict[str, Any],
     device: torch.device,
 ) -> None:
     saved = folder.config()
-    for section in ("model", "clip", "optim"):
+    for section in ("model", "task", "clip", "optim"):
         if getattr(saved, section) != getattr(config, section):
             raise ConfigError(
                 f"{folder.path} was started with other settings in section {section!r}: resume "
@@ -286,7 +303,7 @@ def _resume(
             f"{folder.path} was trained on another pack than {pack.path} (other videos, samples or "
             "encoding): resume with that, or start anew with another --out"
         )
-    if tuple(checkpoint["classes"]) != pack.classes:
+    if checkpoint["vocabulary"] != vocabulary:
         raise ConfigError(f"{folder.path} was trained on other classes than this pack has")
     state.load_state_dict(checkpoint["state"], device)
     per_epoch = len(state.loader) // config.optim.accumulate

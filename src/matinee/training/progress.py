@@ -17,9 +17,9 @@ from rich.progress import Progress as Bar
 
 
 class Progress(Protocol):
-    """Told about a run as it goes."""
+    """Told about a run as it goes. `headline` is the validation metric that counts."""
 
-    def start(self, *, total: int, facts: list[str]) -> None: ...
+    def start(self, *, total: int, facts: list[str], headline: str) -> None: ...
     def step(self, step: int) -> None: ...
     def log(self, row: dict[str, Any]) -> None: ...
     def validated(self, row: dict[str, Any]) -> None: ...
@@ -30,7 +30,7 @@ class Progress(Protocol):
 class Silent:
     """Shows nothing."""
 
-    def start(self, *, total: int, facts: list[str]) -> None:
+    def start(self, *, total: int, facts: list[str], headline: str) -> None:
         pass
 
     def step(self, step: int) -> None:
@@ -71,11 +71,11 @@ class Terminal:
         self._console, self._name = console, name
         self._bar = progress_bar(console, "note")
         self._task: TaskID | None = None
-        self._total = 0
+        self._total, self._headline = 0, ""
         self._last = ""
 
-    def start(self, *, total: int, facts: list[str]) -> None:
-        self._total = total
+    def start(self, *, total: int, facts: list[str], headline: str) -> None:
+        self._total, self._headline = total, headline
         for fact in facts:
             self._console.print(
                 f"  {fact}", style="dim", highlight=False, soft_wrap=True, markup=False
@@ -90,8 +90,9 @@ class Terminal:
         spans = row["spans"]
         busy = sum(spans.values()) or 1.0
         waiting = spans.get("data_wait", 0.0) / busy
+        right = f"top1 {row['top1']:.2f}  " if "top1" in row else ""
         self._last = (
-            f"loss {row['loss']:.3f}  top1 {row['top1']:.2f}  {row['clips_per_s']:.0f} clips/s  "
+            f"loss {row['loss']:.3f}  {right}{row['clips_per_s']:.0f} clips/s  "
             f"waiting for data {waiting:.0%}"
         )
         if row["masked"]:
@@ -104,10 +105,11 @@ class Terminal:
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
     def validated(self, row: dict[str, Any]) -> None:
-        text = f"{self._name}: epoch {row['epoch']}  validation top1 {row['top1']:.3f}"
+        score = f"{self._headline} {row[self._headline]:.3f}"
+        text = f"{self._name}: epoch {row['epoch']}  validation {score}"
         if self._console.is_terminal:
             if self._task is not None:
-                self._bar.update(self._task, description=f"{self._name} val {row['top1']:.3f}")
+                self._bar.update(self._task, description=f"{self._name} val {score}")
         else:
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 

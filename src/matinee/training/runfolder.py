@@ -85,9 +85,15 @@ class RunFolder:
             ) from None
         except Exception as error:  # zip, pickle and torch errors have no common base
             raise MatineeError(f"{self.checkpoint_file} is damaged: {first_line(error)}") from None
-        if not isinstance(state, dict) or not {"state", "classes"} <= set(state):
+        if not isinstance(state, dict) or not {"state", "vocabulary"} <= set(state):
             raise MatineeError(f"{self.checkpoint_file} is no checkpoint of matinee")
         return state
+
+    def checkpoint_step(self) -> int | None:
+        """How many steps the newest checkpoint has done, None without one."""
+        if not self.checkpoint_file.exists():
+            return None
+        return int(self.load_checkpoint()["state"]["step"])
 
     def log(self, **row: Any) -> None:
         """Append one row to metrics.jsonl."""

@@ -1,16 +1,25 @@
-"""From a config to the data and the model of a run."""
+"""From a config to the data, the task and the loaders of a run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from matinee.data.loader import ClipLoader
 from matinee.data.random import integer_seed
 from matinee.errors import ConfigError
-from matinee.models.classifier import Normalisation, VideoClassifier, build_classifier
+from matinee.models.base import Normalisation
+from matinee.models.text import TextTower
 from matinee.pack.reader import Pack
+from matinee.tasks.base import Task, place
+from matinee.tasks.build import build_task
+from matinee.tasks.config import ClassificationConfig, ContrastiveConfig
+from matinee.tasks.contrastive import ContrastiveTask
+from matinee.tasks.vocabulary import Vocabulary, make_targets, read_vocabulary
 from matinee.training.config import TrainConfig
 
 
@@ -23,11 +32,73 @@ class Splits:
     note: str
 
 
+@dataclass(frozen=True)
+class Setup:
+    """All that a run needs besides its state. `targets` has a row for each row of the pack."""
+
+    config: TrainConfig
+    pack: Pack
+    splits: Splits
+    vocabulary: Vocabulary
+    targets: NDArray[Any]
+    task: Task
+    normalisation: Normalisation
+    device: torch.device
+    notes: tuple[str, ...]
+
+
+def prepare(pack: Pack, config: TrainConfig, device: torch.device) -> Setup:
+    """Choose splits, make targets, build the task with weights that depend on the seed alone.
+
+    Raises:
+        ConfigError: settings that contradict each other or the data.
+    """
+    splits = choose_splits(pack, config)
+    labelled = config.task if isinstance(config.task, ClassificationConfig) else None
+    if labelled is not None:
+        vocabulary = read_vocabulary(pack.samples, labelled)
+        targets = make_targets(pack.samples, labelled, vocabulary, np.arange(len(pack)))
+        _check_labels(pack, splits, labelled, vocabulary, targets)
+    else:
+        vocabulary, targets = Vocabulary(()), np.full(len(pack), -1, dtype=np.int64)
+    if isinstance(config.task, ContrastiveConfig):
+        _check_captions(pack, splits)
+    if config.model.partial_bn and config.model.pretrained == "none":
+        raise ConfigError(
+            "--model.partial-bn keeps batch normalisation as pretrained weights have it, and there "
+            "are none: give --model.pretrained, or leave it out"
+        )
+    torch.manual_seed(integer_seed(config.run.seed, 0, 0, "weights"))
+    built = build_task(
+        config.task, config.model, frames=config.clip.frames, size=config.clip.size,
+        vocabulary=vocabulary,
+    )  # fmt: skip
+    place(built.task, device)
+    notes = built.notes
+    if isinstance(built.task, ContrastiveTask):
+        notes = (*notes, _say_cut(pack, splits, built.task.model.text))
+    return Setup(
+        config, pack, splits, vocabulary, targets, built.task, built.normalisation, device, notes
+    )
+
+
+def make_loader(setup: Setup, split: str | None, **settings: Any) -> ClipLoader:
+    """A loader of a run's samples; `settings` as `ClipLoader` takes them."""
+    config = setup.config
+    return ClipLoader(
+        setup.pack, split=split, clip=config.clip, mode=config.data.mode,
+        repeats=config.data.repeats if "views" not in settings else 1,
+        on_error=config.data.on_error, device=setup.device, workers=config.data.workers,
+        seed=config.run.seed, mean=setup.normalisation.mean, std=setup.normalisation.std,
+        classes=setup.vocabulary.classes, targets=setup.targets, **settings,
+    )  # fmt: skip
+
+
 def choose_splits(pack: Pack, config: TrainConfig) -> Splits:
     """The splits of a config, or the pack's usual ones.
 
     Raises:
-        ConfigError: classes that only validation has, or training samples without a label.
+        ConfigError: no training split, or samples that are in both.
     """
     names = pack.splits()
     train = config.data.train_split or ("train" if "train" in names else None)
@@ -37,10 +108,6 @@ def choose_splits(pack: Pack, config: TrainConfig) -> Splits:
             f"{pack.path} has no split 'train' but {', '.join(n for n in names if n)}: "
             "say which to use with --data.train-split and --data.val-split"
         )
-    labels = pack.samples.column("label").to_pylist()
-    trained = {labels[i] for i in pack.select(train)}
-    if None in trained:
-        raise ConfigError(f"{pack.path}: training samples without a label (split {train!r})")
     if val is not None:
         both = np.intersect1d(pack.select(train), pack.select(val))
         if len(both):
@@ -48,30 +115,60 @@ def choose_splits(pack: Pack, config: TrainConfig) -> Splits:
                 f"{pack.path}: {len(both)} samples are in the training split {train!r} and in "
                 f"{val!r}, which is validated on: set --data.val-split (and --data.train-split)"
             )
-        unseen = {labels[i] for i in pack.select(val)} - trained - {None}
-        if unseen:
-            raise ConfigError(
-                f"{pack.path}: label {min(unseen)!r} is in split {val!r} but not in the training "
-                f"split {train!r}"
-            )
-    if len(trained) < 2:
-        raise ConfigError(
-            f"{pack.path}: the training split has the single label {min(trained)!r}; "
-            "classification needs two or more"
-        )
     note = (
         f"train on {train or 'all samples'}, validate on {val or 'nothing: no val or test split'}"
     )
     return Splits(train, val, note)
 
 
-def build_seeded(
-    config: TrainConfig, num_classes: int, device: torch.device
-) -> tuple[VideoClassifier, Normalisation, str]:
-    """The model with initial weights that depend on the seed alone."""
-    torch.manual_seed(integer_seed(config.run.seed, 0, 0, "weights"))
-    model, normalisation, note = build_classifier(
-        config.model, num_classes=num_classes, frames=config.clip.frames
+def _check_labels(
+    pack: Pack,
+    splits: Splits,
+    config: ClassificationConfig,
+    vocabulary: Vocabulary,
+    targets: NDArray[Any],
+) -> None:
+    """Refuse unlabelled training samples, a single class, and classes only validation has.
+
+    Pairs of verb and noun that training never saw are allowed: their verbs and nouns count.
+    """
+    hot = targets if targets.ndim == 2 else targets[:, None] == np.arange(len(vocabulary.classes))
+    train = hot[pack.select(splits.train)]
+    if not train.any(axis=1).all():
+        raise ConfigError(f"{pack.path}: training samples without a label (split {splits.train!r})")
+    trained = train.any(axis=0)
+    if splits.val is not None and config.labels != "verb+noun":
+        unseen = np.flatnonzero(hot[pack.select(splits.val)].any(axis=0) & ~trained)
+        if len(unseen):
+            raise ConfigError(
+                f"{pack.path}: label {vocabulary.classes[unseen[0]]!r} is in split "
+                f"{splits.val!r} but not in the training split {splits.train!r}"
+            )
+    if trained.sum() < 2:
+        raise ConfigError(
+            f"{pack.path}: the training split has the single label "
+            f"{vocabulary.classes[int(trained.argmax())]!r}; classification needs two or more"
+        )
+
+
+def _say_cut(pack: Pack, splits: Splits, text: TextTower) -> str:
+    rows = pack.select(splits.train)
+    captions = [caption for row in rows for caption in pack.captions(int(row))]
+    cut = text.count_cut(captions)
+    return (
+        f"{len(captions)} captions of {len(rows)} clips; "
+        f"{cut or 'none'} longer than {text.context} tokens{' and cut to them' if cut else ''}"
     )
-    model.to(device).to(memory_format=torch.channels_last)
-    return model, normalisation, note
+
+
+def _check_captions(pack: Pack, splits: Splits) -> None:
+    """Refuse samples without a caption."""
+    for split in (splits.train, splits.val or splits.train):
+        rows = pack.select(split)
+        empty = [int(row) for row in rows if not pack.captions(int(row))]
+        if empty:
+            name = pack.samples.column("sample")[empty[0]].as_py()
+            raise ConfigError(
+                f"{pack.path}: {len(empty)} of {len(rows)} samples in split {split!r} have no "
+                f"caption, the first is {name!r}: fill the column 'text' or leave them out"
+            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from matinee.data.loader import ClipLoader
 class TrainState:
     """The whole state of a run, saved at the boundary between two steps.
 
-    `step` steps are done; `validated` epochs have been validated; `loss`, `correct` and `norms`
-    (of gradients) are sums over the `clips` since the last log line. Randomness needs no state: it
-    derives from the seed and the step.
+    `step` steps are done; `validated` epochs have been validated; `loss`, `sums` (of the task) and
+    `norms` (of gradients) are over the `clips` since the last log line. `first_bad` is the first
+    step whose loss or gradient was not finite, -1 as long as there is none, on the device so that
+    no step waits for it; `recent` holds the samples of the steps since it was last looked at.
+    Randomness needs no state: it derives from the seed and the step.
     """
 
     model: nn.Module
@@ -26,10 +28,12 @@ class TrainState:
     step: int = 0
     validated: int = 0
     loss: torch.Tensor | None = None
-    correct: torch.Tensor | None = None
+    sums: dict[str, torch.Tensor] = field(default_factory=dict)
     norms: torch.Tensor | None = None
     clips: int = 0
     masked: int = 0
+    first_bad: torch.Tensor | None = None
+    recent: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -39,7 +43,7 @@ class TrainState:
             "step": self.step,
             "validated": self.validated,
             "loss": self.loss,
-            "correct": self.correct,
+            "sums": self.sums,
             "norms": self.norms,
             "clips": self.clips,
             "masked": self.masked,
@@ -51,7 +55,7 @@ class TrainState:
         self.loader.load_state_dict(state["loader"])
         self.step, self.validated = state["step"], state["validated"]
         self.clips, self.masked = state["clips"], state["masked"]
-        self.loss, self.correct, self.norms = (
-            None if state[name] is None else state[name].to(device)
-            for name in ("loss", "correct", "norms")
+        self.sums = {name: value.to(device) for name, value in state["sums"].items()}
+        self.loss, self.norms = (
+            None if state[name] is None else state[name].to(device) for name in ("loss", "norms")
         )

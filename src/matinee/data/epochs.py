@@ -1,0 +1,186 @@
+"""`EpochLoader`: what every loader promises about order, positions and targets.
+
+Which items make a batch follows from (seed, epoch), so the position (epoch, batches taken) is all
+there is to save, and moving there costs nothing. See Note [Exact data].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from matinee.data.clips import ClipSpec
+from matinee.data.order import epoch_order
+from matinee.data.random import integer_seed
+from matinee.errors import ClipError, ConfigError
+from matinee.pack.selection import SampleTable
+
+if TYPE_CHECKING:
+    from matinee.data.loader import Batch
+
+
+class EpochLoader(ABC):
+    """Iterate over batches of a data set, epoch by epoch.
+
+    `for batch in loader` goes to the end of the current epoch; the next `for` is the next epoch. A
+    loop that was left early continues where it stopped.
+
+    `samples` are the selected rows of `pack`, `num_items` the clips of an epoch, `targets` a row
+    for each row of the pack, `failed` the clips masked so far; `workers` and `mode` say who reads.
+
+    Raises:
+        ConfigError: an empty selection, fewer clips than a batch, a label not in `classes`,
+            targets that do not fit.
+    """
+
+    workers: int
+    mode: str
+
+    def __init__(
+        self,
+        pack: SampleTable,
+        *,
+        split: str | None,
+        clip: ClipSpec,
+        batch_size: int,
+        views: tuple[int, int] | None,
+        repeats: int,
+        group: int,
+        seed: int,
+        classes: tuple[str, ...] | None,
+        targets: NDArray[Any] | None,
+        device: str | torch.device,
+    ) -> None:
+        self.pack, self.clip, self.views = pack, clip, views
+        self.classes = classes or pack.classes
+        self.batch_size, self.group = batch_size, group
+        self.seed, self.device = seed, torch.device(device)
+        self.samples = pack.select(split)
+        self._per_sample = repeats if views is None else views[0] * views[1]
+        for name, value in (("batch size", batch_size), ("repeats", repeats), ("group", group),
+                            ("views", self._per_sample)):  # fmt: skip
+            if value < 1:
+                raise ConfigError(f"{name} {value}: at least 1")
+        self.num_items = len(self.samples) * self._per_sample
+        if views is None and self.num_items < batch_size * group:
+            raise ConfigError(
+                f"split {split!r} gives {self.num_items} clips an epoch, fewer than one batch of "
+                f"{batch_size * group}: use a smaller batch or more repeats"
+            )
+        self.targets = self._label_indices() if targets is None else targets
+        if len(self.targets) != len(pack):
+            raise ConfigError(f"{len(self.targets)} targets for a pack of {len(pack)} samples")
+        self._swaps = clip.swaps(self.classes)
+        if self._swaps and self.targets.ndim > 1:
+            raise ConfigError("--clip.flip-swap needs one label a sample, not several")
+        names = pack.samples.column("sample").take(self.samples).to_pylist()
+        what = [names, self._per_sample, batch_size, group]
+        self._digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+        self._order: tuple[int, NDArray[np.int64]] | None = None
+        self.epoch = 0
+        self.position = 0  # batches of this epoch that were handed out
+        self.failed: list[ClipError] = []
+
+    def _label_indices(self) -> NDArray[np.int64]:
+        labels = self.pack.samples.column("label").to_pylist()
+        table = {name: i for i, name in enumerate(self.classes)}
+        unknown = sorted({labels[i] for i in self.samples if labels[i] is not None} - set(table))
+        if unknown:
+            raise ConfigError(
+                f"{self.pack.path} has labels that are not among the {len(table)} known classes: "
+                f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}"
+            )
+        indices = [-1 if label is None else table.get(label, -1) for label in labels]
+        return np.array(indices, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        if self.views is None:
+            return self.num_items // (self.batch_size * self.group) * self.group
+        return math.ceil(self.num_items / self.batch_size)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The position: of the batches handed out, not of those read ahead."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "seed": self.seed,
+            "items": self._digest,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a saved position. Costs the same wherever it is.
+
+        Raises:
+            ConfigError: the state is of another seed or does not fit this loader.
+        """
+        if state["items"] != self._digest:
+            raise ConfigError(
+                "the saved position is of other samples, repeats or another batch size"
+            )
+        if state["seed"] != self.seed:
+            raise ConfigError(f"the saved data order has seed {state['seed']}, this {self.seed}")
+        if not 0 <= state["position"] <= len(self):
+            raise ConfigError(f"saved batch {state['position']} of an epoch of {len(self)}")
+        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.position == len(self):  # restored at the very end of an epoch
+            self.epoch, self.position = self.epoch + 1, 0
+        while self.position < len(self):
+            batch = self._next()
+            self.position += 1
+            if self.position == len(self):
+                self.epoch, self.position = self.epoch + 1, 0
+                yield batch
+                return
+            yield batch
+
+    @abstractmethod
+    def _next(self) -> Batch:
+        """The batch at `epoch`, `position`."""
+
+    def _items(self, epoch: int, batch: int) -> NDArray[np.int64]:
+        """Numbers (0 … num_items - 1) of the items of a batch."""
+        if self._order is None or self._order[0] != epoch:
+            shuffle = self.views is None
+            order = epoch_order(self.num_items, seed=self.seed, epoch=epoch, shuffle=shuffle)
+            self._order = (epoch, order)
+        return self._order[1][batch * self.batch_size : (batch + 1) * self.batch_size]
+
+    def _rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of the pack that items are of."""
+        return self.samples[items // self._per_sample]
+
+    def _target(self, rows: NDArray[np.int64], flips: Sequence[bool]) -> Tensor:
+        """Targets on the device; mirrored clips get the label that theirs turns into."""
+        target = self.targets[rows]
+        if self._swaps:
+            pairs = zip(target.tolist(), flips, strict=True)
+            target = np.array([self._swaps.get(t, t) if f else t for t, f in pairs])
+        return torch.from_numpy(target).to(self.device)
+
+    def _seeds(self, epoch: int, items: NDArray[np.int64]) -> Tensor:
+        """int64 [B]: where everything starts that is drawn for a clip later."""
+        return torch.tensor(
+            [integer_seed(self.seed, epoch, item, "clip") for item in items.tolist()]
+        )
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free workers and memory; iterating again takes them anew."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

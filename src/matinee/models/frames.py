@@ -1,0 +1,57 @@
+"""A timm image network on the frames of a clip, in one batch; their logits are averaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from matinee.models.base import VideoModel
+from matinee.models.batch_norm import freeze_batch_norm
+
+
+class FrameModel(VideoModel):
+    """Image network on every frame, logits averaged over frames (TSN's segment consensus).
+
+    Temporal shift or inflated convolutions inside the backbone let frames see each other. Source: TSN, arXiv 1608.00859, §3.1.
+    """
+
+    backbone: Any
+
+    def __init__(self, backbone: nn.Module, frames: int, *, partial_bn: bool = False) -> None:
+        super().__init__()
+        self.backbone, self.frames, self.partial_bn = backbone, frames, partial_bn
+        self.num_features = int(self.backbone.head_hidden_size)
+        if partial_bn:
+            freeze_batch_norm(backbone)
+
+    def train(self, mode: bool = True) -> FrameModel:
+        """Training mode, but for the batch normalisation that partial BN leaves alone."""
+        super().train(mode)
+        if self.partial_bn:
+            freeze_batch_norm(self.backbone)
+        return self
+
+    def embed(self, video_BCTHW: Tensor) -> Tensor:
+        """Float [B, 3, T, H, W] → pooled features, averaged over frames [B, D]."""
+        self.check_frames(video_BCTHW)
+        maps = self.backbone.forward_features(_images(video_BCTHW))
+        features = self.backbone.forward_head(maps, pre_logits=True)
+        return _mean(features, video_BCTHW)
+
+    def forward(self, video_BCTHW: Tensor) -> Tensor:
+        """Float [B, 3, T, H, W] → logits [B, K]."""
+        self.check_frames(video_BCTHW)
+        return _mean(self.backbone(_images(video_BCTHW)), video_BCTHW)
+
+
+def _images(video_BCTHW: Tensor) -> Tensor:
+    """[B·T, 3, H, W], frames of a clip adjacent."""
+    images = video_BCTHW.transpose(1, 2).flatten(0, 1)
+    return images.contiguous(memory_format=torch.channels_last)
+
+
+def _mean(rows: Tensor, video_BCTHW: Tensor) -> Tensor:
+    """Rows of all frames (fewer after temporal pooling) to means of clips."""
+    return rows.view(len(video_BCTHW), -1, rows.shape[-1]).mean(dim=1)

@@ -1,0 +1,112 @@
+"""The classes of a data set, and the target of each of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matinee.errors import ConfigError
+from matinee.tasks.config import ClassificationConfig
+
+SEPARATOR = "|"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Classes in the order of a network's outputs.
+
+    Of pairs of verb and noun, `verb_of` and `noun_of` give each class's place in `verbs` and
+    `nouns`.
+    """
+
+    classes: tuple[str, ...]
+    verbs: tuple[str, ...] = ()
+    nouns: tuple[str, ...] = ()
+    verb_of: tuple[int, ...] = ()
+    noun_of: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: list(value) for name, value in asdict(self).items()}
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Vocabulary:
+        return Vocabulary(**{name: tuple(value) for name, value in values.items()})
+
+
+def read_vocabulary(table: Any, config: ClassificationConfig) -> Vocabulary:
+    """The classes in a table of samples (pyarrow), in alphabetical order.
+
+    Raises:
+        ConfigError: verb+noun asked for, and no such columns.
+    """
+    if config.labels == "verb+noun":
+        pairs = {pair for pair in _pairs(table) if None not in pair}
+        verbs = tuple(sorted({str(verb) for verb, _ in pairs}))
+        nouns = tuple(sorted({str(noun) for _, noun in pairs}))
+        ordered = sorted((str(verb), str(noun)) for verb, noun in pairs)
+        return Vocabulary(
+            classes=tuple(f"{verb} {noun}" for verb, noun in ordered),
+            verbs=verbs,
+            nouns=nouns,
+            verb_of=tuple(verbs.index(verb) for verb, _ in ordered),
+            noun_of=tuple(nouns.index(noun) for _, noun in ordered),
+        )
+    held = [label for label in table.column("label").to_pylist() if label is not None]
+    if config.labels == "multi":
+        held = [name for label in held for name in split_labels(label)]
+    return Vocabulary(tuple(sorted(set(held))))
+
+
+def make_targets(
+    table: Any, config: ClassificationConfig, vocabulary: Vocabulary, rows: NDArray[np.int64]
+) -> NDArray[np.int64] | NDArray[np.float32]:
+    """Targets of a table with an entry for each of its rows: class indices int64 [N] (-1 without a
+    label and outside `rows`), or for several labels float32 [N, K] of zeros and ones.
+
+    Raises:
+        ConfigError: a label in `rows` that is not in the vocabulary.
+    """
+    place = {name: i for i, name in enumerate(vocabulary.classes)}
+    labels = table.column("label").to_pylist()
+    if config.labels == "multi":
+        hot = np.zeros((table.num_rows, len(place)), dtype=np.float32)
+        for row in rows.tolist():
+            for name in split_labels(labels[row] or ""):
+                hot[row, _place(name, place)] = 1
+        return hot
+    if config.labels == "verb+noun":
+        labels = [None if None in pair else f"{pair[0]} {pair[1]}" for pair in _pairs(table)]
+    targets = np.full(table.num_rows, -1, dtype=np.int64)
+    for row in rows.tolist():
+        if labels[row] is not None:
+            targets[row] = _place(labels[row], place)
+    return targets
+
+
+def split_labels(label: str) -> list[str]:
+    """The labels in one cell: "run | jump" holds two."""
+    return [name.strip() for name in label.split(SEPARATOR) if name.strip()]
+
+
+def _place(name: str, place: dict[str, int]) -> int:
+    if name not in place:
+        some = ", ".join(list(place)[:5])
+        raise ConfigError(
+            f"label {name!r} is not among the {len(place)} known classes: {some}"
+            f"{' …' if len(place) > 5 else ''}"
+        )
+    return place[name]
+
+
+def _pairs(table: Any) -> list[tuple[str | None, str | None]]:
+    missing = {"verb", "noun"} - set(table.column_names)
+    if missing:
+        raise ConfigError(
+            f"verb+noun needs the columns verb and noun; {min(missing)!r} is not among "
+            f"{', '.join(table.column_names)}"
+        )
+    columns = [table.column(name).to_pylist() for name in ("verb", "noun")]
+    return list(zip(*columns, strict=True))
