@@ -3,141 +3,21 @@
 import json
 import re
 import shutil
-from dataclasses import replace
-from html.parser import HTMLParser
-from pathlib import Path
 
-import av
 import numpy as np
 import pytest
+from folders import CAPTION, HOSTILE, write_run
+from pages import Page, read
 
 from matinee.errors import ConfigError
 from matinee.measure.examples import Candidate, choose
 from matinee.measure.plots import line_plot
 from matinee.measure.report import write_report
 from matinee.measure.rundata import comparable, curve, read_runs, span_seconds
-from matinee.pack.annotations import read_class_folders
-from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
-from matinee.recipes import tsm
 
 pytest.importorskip("matplotlib")
 
-HOSTILE = "<script>alert(1)</script>"
-CLASSES = (HOSTILE, "jump $5_$6")
-CAPTION = '</script><img src="http://evil.example/x.png" onerror="alert(2)">'
-VOID = {"meta", "img", "br", "link", "input"}
 SECTIONS = ("summary", "curves", "confusion", "examples", "time", "configuration")
-
-
-class Page(HTMLParser):
-    """Tags, attributes and text of a page; unbalanced tags and repeated ids are errors."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.ids, self.texts, self.scripts = [], [], set(), [], []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        self.handle_startendtag(tag, attrs)
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        attributes = dict(attrs)
-        assert len(attributes) == len(attrs), f"<{tag}> repeats an attribute"
-        self.tags.append((tag, attributes))
-        if "id" in attributes:
-            assert attributes["id"] not in self.ids, attributes["id"]
-            self.ids.add(attributes["id"])
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        (self.scripts if self.open and self.open[-1] == "script" else self.texts).append(data)
-
-    @property
-    def text(self):
-        return " ".join(self.texts)
-
-    @property
-    def data(self):
-        return json.loads("".join(self.scripts))
-
-
-def read(path):
-    return Page(path.read_text(encoding="utf-8"))
-
-
-def write_video(path: Path, shade: int):
-    """12 frames of 64x48 at 12 fps, as `ffmpeg -c:v libx264` would write them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=12)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for i in range(12):
-            image = np.full((48, 64, 3), shade, np.uint8)
-            image[:, 5 * i : 5 * i + 5] = 255
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode())
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    for split in ("train", "val"):
-        for i in range(2):
-            for j in range(2):
-                write_video(root / "videos" / split / "ab"[i] / f"{j}.mp4", 60 + 80 * i)
-    annotations = read_class_folders(root / "videos")
-    label = dict(zip("ab", CLASSES, strict=True))  # folders can't be called so, table rows can
-    samples = tuple(
-        replace(sample, label=label[sample.label], text=CAPTION) for sample in annotations.samples
-    )
-    write_pack(root / "p.pack", replace(annotations, samples=samples), make_profile(), workers=1)
-    return root / "p.pack"
-
-
-def val_metrics(confusion):
-    hits = [row[i] / sum(row) for i, row in enumerate(confusion)]
-    return {
-        "top1": sum(hits) / 2, "top5": 1.0, "macro_f1": 0.25,
-        "per_class": dict(zip(CLASSES, hits, strict=True)), "confusion": confusion,
-        "samples": 4, "skipped": 0,
-    }  # fmt: skip
-
-
-def write_run(path: Path, pack: Path, *, evaluated: bool):
-    """A run of 2 epochs as `train` and `evaluate` leave it: 3 of 4 right at the end."""
-    config = tsm(str(pack), str(path))
-    path.mkdir()
-    (path / "config.json").write_text(config.to_json())
-    (path / "environment.json").write_text(json.dumps({"torch": "2", "command": [CAPTION]}))
-    rows = []
-    for epoch, confusion in ((1, [[2, 0], [2, 0]]), (2, [[2, 0], [1, 1]])):
-        spans = {"data_wait": 1.0, "forward": 2.0, "backward": 4.0, "optimizer": 0.5}
-        rows += [
-            {"kind": "train", "step": 10 * epoch, "epoch": float(epoch), "loss": 2.0 / epoch,
-             "top1": 0.5, "lr": 0.01 / epoch, "clips": 80, "clips_per_s": 10.0, "masked": 0,
-             "spans": spans if epoch == 1 else {**spans, "validate": 1.5}},
-            {"kind": "val", "step": 10 * epoch, "epoch": epoch, **val_metrics(confusion)},
-        ]  # fmt: skip
-    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if evaluated:
-        predictions = [
-            {"sample": f"val/{'ab'[i]}/{j}.mp4", "index": 4 + 2 * i + j, "label": name,
-             "predicted": CLASSES[0] if (i, j) == (1, 0) else name, "probability": 0.625}
-            for i, name in enumerate(CLASSES) for j in range(2)
-        ]  # fmt: skip
-        report = {
-            "run": str(path), "step": 20, "data": str(pack), "split": "val", "views": "1x1",
-            **val_metrics([[2, 0], [1, 1]]), "classes": CLASSES, "predictions": predictions,
-        }  # fmt: skip
-        (path / "eval-val-1x1.json").write_text(json.dumps(report))
-    return path
 
 
 @pytest.fixture

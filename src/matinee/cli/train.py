@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 
 from matinee.cli.common import err, out, parse
 from matinee.errors import ConfigError
-from matinee.recipes import RECIPES
+from matinee.recipes import GROUPS, RECIPES, tiny
+from matinee.tasks.config import ContrastiveConfig, MaskedConfig
 from matinee.training.config import TrainConfig
 from matinee.training.loop import train
 from matinee.training.progress import Progress, Silent, Terminal
@@ -23,6 +25,9 @@ from matinee.training.progress import Progress, Silent, Terminal
 @dataclass(frozen=True)
 class TrainCommand:
     config: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    tiny: bool = False
+    """Start from a version of the recipe that runs in seconds on a CPU, to try data and settings;
+    fields can be changed all the same."""
     resume: bool = False
     """Continue the run in --out, exactly where it stopped."""
     progress: Literal["auto", "plain", "none"] = "auto"
@@ -30,24 +35,17 @@ class TrainCommand:
 
 
 def main(args: Sequence[str]) -> int:
-    recipes = "\n".join(
-        f"  {name:<8} {(inspect.getdoc(make) or '').splitlines()[0]}"
-        for name, make in RECIPES.items()
-    )
-    usage = (
-        "usage: matinee train RECIPE --data PACK --out FOLDER [--section.field value ...]\n\n"
-        f"recipes (matinee train RECIPE --help lists every field and its default):\n{recipes}"
-    )
     if not args or args[0] in ("-h", "--help"):
-        print(usage)
+        print(_usage())
         return 0 if args else 2
     if args[0] not in RECIPES:
         raise ConfigError(f"no recipe {args[0]!r}; there are: {', '.join(RECIPES)}")
     make = RECIPES[args[0]]
-    default = TrainCommand(make(data=tyro.MISSING, out=tyro.MISSING))
+    config = make(tyro.MISSING, tyro.MISSING)
+    small = "--tiny" in args
     command = parse(
-        TrainCommand, args[1:], f"train {args[0]}", default=default,
-        description=inspect.getdoc(make),
+        TrainCommand, args[1:], f"train {args[0]}",
+        default=TrainCommand(tiny(config) if small else config), description=inspect.getdoc(make),
     )  # fmt: skip
     progress: Progress = Silent()
     if command.progress != "none":
@@ -60,13 +58,61 @@ def main(args: Sequence[str]) -> int:
             "--resume continues exactly there"
         )
         return 128 + int(getattr(signal, result.stopped))
-    scores = ""
-    if result.val is not None:
-        scores = (
-            f"validation top-1 {result.val['top1']:.3f}, macro F1 {result.val['macro_f1']:.3f}; "
-        )
+    scores = f"{_scores(result.val)}; " if result.val is not None else ""
     masked = f", {result.masked} clips masked" if result.masked else ""
     out.print(f"{result.out}: {scores}{result.steps} steps in {result.seconds:.0f} s{masked}")
-    out.print(f"next: matinee eval {result.out} --views 3x1   matinee report {result.out}")
+    out.print(f"next: {_next(command.config)}   matinee report {shlex.quote(str(result.out))}")
     sys.stdout.flush()
     return 0
+
+
+def _usage() -> str:
+    """Recipes by what they learn from, with the first line of what they say of themselves."""
+    width = max(map(len, RECIPES))
+    lines = [
+        "usage: matinee train RECIPE --data PACK --out FOLDER [--section.field value ...]",
+        "",
+        "matinee train RECIPE --help says where its settings are from and lists every field;",
+        "--tiny runs any recipe in seconds.",
+    ]
+    for group, recipes in GROUPS.items():
+        lines += ["", f"{group}:"]
+        for make in recipes:
+            what = (inspect.getdoc(make) or "").splitlines()[0]
+            lines.append(f"  {make.__name__:<{width}}  {what}")
+    return "\n".join(lines)
+
+
+_SCORES = {
+    "top1": "top-1 {:.3f}",
+    "macro_f1": "macro F1 {:.3f}",
+    "map_macro": "mAP {:.3f}",
+    "verb_top1": "verb top-1 {:.3f}",
+    "noun_top1": "noun top-1 {:.3f}",
+    "t2v_r1": "R@1 text → video {:.3f}",
+    "v2t_r1": "video → text {:.3f}",
+    "mir_graded_average_map": "mAP {:.3f}",
+    "mir_graded_average_ndcg": "nDCG {:.3f}",
+    "loss": "loss {:.4g}",
+}
+
+
+def _scores(metrics: dict[str, Any]) -> str:
+    """Of the last validation, those that count for the task."""
+    shown = [form.format(metrics[name]) for name, form in _SCORES.items() if name in metrics]
+    return f"validation {', '.join(shown)}"
+
+
+def _next(config: TrainConfig) -> str:
+    """The command that makes use of a run."""
+    run, data = shlex.quote(config.run.out), shlex.quote(config.data.path)
+    match config.task:
+        case MaskedConfig():
+            return (
+                f"matinee train videomae_finetune_kinetics --data {data} --out {run}-finetuned "
+                f"--model.pretrained {run}/last.pt"
+            )
+        case ContrastiveConfig():
+            return f'matinee search "what to look for" {data} --run {run}'
+    several = " --views 3x1" if config.run.views == "1x1" and config.clip.frames > 1 else ""
+    return f"matinee eval {run}{several}"

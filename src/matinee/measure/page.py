@@ -72,7 +72,7 @@ ul.legend svg { width: 2.4rem; height: 0.8rem; flex: none; }
 ul.legend svg.box { width: 0.85rem; height: 0.85rem; }
 .example { background: var(--card); border: 1px solid var(--rule); border-radius: 10px;
   padding: clamp(0.8rem, 2.5vw, 1.2rem); margin: 1rem 0; max-width: none; }
-.example figcaption { font-size: 0.95rem; color: var(--ink); }
+.example figcaption { font-size: 0.95rem; color: var(--ink); overflow-wrap: anywhere; }
 .example .note { margin: 0; }
 .strip { display: grid; grid-template-columns: repeat(8, 1fr); gap: 4px; margin: 0 0 0.8rem; }
 .strip img { display: block; width: 100%; height: auto; border-radius: 3px; }

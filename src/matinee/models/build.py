@@ -35,12 +35,8 @@ def build_video_model(
     """
     backbone, note = image_network(config, num_classes=num_classes, size=size)
     normalisation = _normalisation(backbone)
-    from_file = config.pretrained not in ("none", "timm")
-    if from_file and isinstance(config.temporal, Inflate):  # which spreads the loaded kernels
-        note = load_into(backbone, config.pretrained).sentence(config.pretrained)
-        from_file = False
     model, how = _video_network(config, backbone, frames)
-    if from_file:
+    if config.pretrained not in ("none", "timm"):
         note = load_into(model, config.pretrained).sentence(config.pretrained)
     return model, normalisation, f"{config.backbone}, {how}; {note}"
 
@@ -69,7 +65,8 @@ def _video_network(config: ModelConfig, backbone: Any, frames: int) -> tuple[Vid
         case Joint() as joint:
             model = JointModel(
                 backbone, frames=frames, tubelet=joint.tubelet, positions=joint.positions,
-                patch_dropout=joint.patch_dropout, checkpoint=joint.checkpoint,
+                class_token=joint.class_token, patch_dropout=joint.patch_dropout,
+                checkpoint=joint.checkpoint,
             )  # fmt: skip
             return model, f"joint space-time attention, tubelets of {joint.tubelet}"
     return FrameModel(backbone, frames, partial_bn=config.partial_bn), how

@@ -69,6 +69,9 @@ class Joint:
     positions: Literal["learned", "sine"] = "learned"
     """learned: the image's position embedding plus a temporal one that starts at zero; sine:
     VideoMAE's fixed table over space and time, with mean pooling instead of a class token."""
+    class_token: Literal["frame", "clip"] = "frame"
+    """frame: one a frame, so that a still video has the image network's features; clip: a single
+    one, as weights published by AVION and LaViLa have it."""
     patch_dropout: float = 0.0
     """Part of the patches left out in training (arXiv 2212.00794)."""
     checkpoint: int = 0

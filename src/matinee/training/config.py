@@ -43,9 +43,13 @@ class DataConfig:
 class OptimConfig:
     """How weights move."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
+    name: Literal["sgd", "adamw", "lion"] = "sgd"
+    """lion: arXiv 2302.06675."""
     lr: float = 0.01
-    """Peak learning rate, at this batch size."""
+    """Peak learning rate."""
+    base_batch: int | None = None
+    """The batch size that `lr` and `min_lr` are given for: they grow with the batch in proportion
+    (arXiv 1706.02677, §2.1). None: they stay as they are."""
     batch_size: int = 16
     """Clips a step (the global batch)."""
     accumulate: int = 1
@@ -55,17 +59,32 @@ class OptimConfig:
     warmup_epochs: float = 1.0
     """Linear from 0 to lr."""
     schedule: Literal["cosine", "step", "constant"] = "cosine"
-    """cosine: to 0 at the end; step: divided by 10 at 40 % and 80 % of the epochs (TSM)."""
+    """cosine: down to min_lr at the end; step: divided by 10 at each of `drops`."""
+    min_lr: float = 0.0
+    """Of cosine."""
+    drops: tuple[float, ...] = (0.4, 0.8)
+    """Of step, as parts of the epochs (TSM: 20 and 40 of 50)."""
     momentum: float = 0.9
     """Of SGD (Nesterov off, as in TSM)."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW and Lion: how slowly the means of gradients change."""
     weight_decay: float = 1e-4
-    """Not on biases and norms."""
+    """Not on biases, norms, positions and special tokens."""
+    layer_decay: float = 1.0
+    """ViTs: each block learns at this times the rate of the next one (BEiT, arXiv 2106.08254);
+    patches and positions as one block before the first."""
+    head_lr: float = 1.0
+    """The classifier's learning rate, in multiples of all others' (TSM's code: 5)."""
     clip_norm: float | None = 20.0
     """Largest gradient norm (TSM: 20); None for no limit."""
 
     def __post_init__(self) -> None:
         checks = [
             (self.lr > 0, f"--optim.lr {self.lr}: must be positive"),
+            (
+                self.base_batch is None or self.base_batch >= 1,
+                f"--optim.base-batch {self.base_batch}: at least 1, or None",
+            ),
             (self.batch_size >= 1, f"--optim.batch-size {self.batch_size}: at least 1"),
             (
                 self.accumulate >= 1 and self.batch_size % max(1, self.accumulate) == 0,
@@ -74,8 +93,19 @@ class OptimConfig:
             ),
             (self.epochs >= 1, f"--optim.epochs {self.epochs}: at least 1"),
             (self.warmup_epochs >= 0, f"--optim.warmup-epochs {self.warmup_epochs}: 0 or more"),
+            (
+                0 <= self.min_lr <= self.lr,
+                f"--optim.min-lr {self.min_lr}: from 0 to --optim.lr {self.lr}",
+            ),
+            (
+                all(0 < drop < 1 for drop in self.drops),
+                f"--optim.drops {self.drops}: parts of the epochs, between 0 and 1",
+            ),
             (self.weight_decay >= 0, f"--optim.weight-decay {self.weight_decay}: 0 or more"),
             (0 <= self.momentum < 1, f"--optim.momentum {self.momentum}: in [0, 1)"),
+            (all(0 <= b < 1 for b in self.betas), f"--optim.betas {self.betas}: in [0, 1)"),
+            (0 < self.layer_decay <= 1, f"--optim.layer-decay {self.layer_decay}: in (0, 1]"),
+            (self.head_lr > 0, f"--optim.head-lr {self.head_lr}: must be positive"),
             (
                 self.clip_norm is None or self.clip_norm > 0,
                 f"--optim.clip-norm {self.clip_norm}: positive or None",

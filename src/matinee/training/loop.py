@@ -21,7 +21,7 @@ from matinee.training.optim import build_optimizer
 from matinee.training.precision import autocast, pick_device, pick_precision
 from matinee.training.progress import Progress, Silent
 from matinee.training.runfolder import RunFolder
-from matinee.training.schedule import learning_rate
+from matinee.training.schedule import describe, learning_rate
 from matinee.training.setup import make_loader, prepare
 from matinee.training.state import TrainState
 from matinee.training.stop import StopRequest
@@ -79,6 +79,7 @@ def train(
         facts=[
             f"{splits.note}; {loader.num_items} clips an epoch, {steps_per_epoch} steps",
             *setup.notes,
+            describe(optim),
             f"{device}, {precision} ({reason}); {loader.workers} decoding {loader.mode}",
         ],
     )
@@ -213,7 +214,7 @@ def _step(
         state.norms = norm if state.norms is None else state.norms + norm
         _note_bad(state, outcome.loss + norm)
         for group in state.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         state.optimizer.step()
         state.optimizer.zero_grad(set_to_none=True)
     state.clips += read
