@@ -19,26 +19,30 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from matinee import recipes as recipes
+    from matinee.data.batch import Batch as Batch
     from matinee.data.clips import ClipSpec as ClipSpec
-    from matinee.data.loader import Batch as Batch
     from matinee.data.loader import ClipLoader as ClipLoader
     from matinee.inference.evaluate import evaluate as evaluate
     from matinee.inference.predict import predict as predict
+    from matinee.pack.image_writer import write_images as write_images
     from matinee.pack.index import index_videos as index_videos
+    from matinee.pack.open import open_data as open_data
     from matinee.pack.reader import Pack as Pack
     from matinee.pack.writer import write_pack as write_pack
     from matinee.training.loop import train as train
 
 _LAZY = {
-    "Batch": "matinee.data.loader",
+    "Batch": "matinee.data.batch",
     "ClipLoader": "matinee.data.loader",
     "ClipSpec": "matinee.data.clips",
     "Pack": "matinee.pack.reader",
     "evaluate": "matinee.inference.evaluate",
     "index_videos": "matinee.pack.index",
+    "open_data": "matinee.pack.open",
     "predict": "matinee.inference.predict",
     "recipes": "",
     "train": "matinee.training.loop",
+    "write_images": "matinee.pack.image_writer",
     "write_pack": "matinee.pack.writer",
 }
 
@@ -49,9 +53,11 @@ __all__ = [
     "Pack",
     "evaluate",
     "index_videos",
+    "open_data",
     "predict",
     "recipes",
     "train",
+    "write_images",
     "write_pack",
 ]
 

@@ -345,10 +345,12 @@ def test_an_interrupted_run_leaves_nothing_and_a_killed_one_does_not_hinder(tmp_
         write_images(tmp_path / "a.images", source, on_progress=interrupt)
     assert [path.name for path in tmp_path.iterdir()] == ["src"]
     (tmp_path / ".a.images.making").mkdir()
-    (tmp_path / ".a.images.making" / "pixels.raw").write_bytes(b"half")
+    for name in ("pixels.raw", "samples.parquet.7.tmp"):
+        (tmp_path / ".a.images.making" / name).write_bytes(b"half")
     write_images(tmp_path / "a.images", source)
     assert {path.name for path in tmp_path.iterdir()} == {"src", "a.images"}
-    assert not (tmp_path / "a.images" / "pixels.raw").exists()
+    held = {path.name for path in (tmp_path / "a.images").iterdir()}
+    assert held == {"images.json", "samples.parquet", "pixels.npy"}
 
 
 def test_a_set_is_kept_until_it_is_to_be_replaced(tmp_path):
@@ -369,13 +371,18 @@ def test_a_set_is_kept_until_it_is_to_be_replaced(tmp_path):
 
 
 def test_what_is_no_image_set_is_never_overwritten(tmp_path):
-    """Neither another folder nor a file."""
+    """Neither another folder, nor a file, nor a set that somebody put something into."""
     source = folder(tmp_path / "src", files())
     folder(tmp_path / "mine", {"thesis.txt": b"years"})
     for out in ("mine", "mine/thesis.txt"):
         with pytest.raises(ConfigError, match="is no image set"):
             write_images(tmp_path / out, source, overwrite=True)
-    assert (tmp_path / "mine" / "thesis.txt").read_bytes() == b"years"
+    write_images(tmp_path / "a.images", source)
+    folder(tmp_path / "a.images", {"thesis.txt": b"years"})
+    with pytest.raises(ConfigError, match="is no image set"):
+        write_images(tmp_path / "a.images", source, limit=1, overwrite=True)
+    for kept in ("mine", "a.images"):
+        assert (tmp_path / kept / "thesis.txt").read_bytes() == b"years"
 
 
 @pytest.fixture

@@ -189,7 +189,7 @@ def test_a_masked_clip_is_counted_and_the_run_goes_on(clips_pack, tmp_path, monk
 
 def test_masked_gradients_are_means_over_the_clips_that_were_read(clips_pack, tmp_path):
     """The loop's own step over two parts of two clips, one masked, against a direct mean."""
-    from matinee.data.loader import Batch
+    from matinee.data.batch import Batch
     from matinee.spans import Spans
     from matinee.tasks.classification import ClassificationTask
     from matinee.training.optim import build_optimizer
@@ -203,12 +203,11 @@ def test_masked_gradients_are_means_over_the_clips_that_were_read(clips_pack, tm
     video = torch.randn(4, 3, 1, 2, 2, dtype=torch.float64)
     target = torch.tensor([0, 1, 2, 0])
     valid = torch.tensor([True, False, True, True])
+    texts, seeds = ("", ""), torch.arange(2)
+    halves = [(slice(i, i + 2), int(valid[i : i + 2].sum())) for i in (0, 2)]
     parts = [
-        Batch(
-            video[i], target[i], valid[i], torch.arange(2), ("a", "b"), int(valid[i].sum()),
-            ("", ""), torch.arange(2),
-        )  # fmt: skip
-        for i in (slice(0, 2), slice(2, 4))
+        Batch(video[i], target[i], valid[i], torch.arange(2), ("a", "b"), count, texts, seeds)
+        for i, count in halves
     ]
     state = TrainState(net, build_optimizer(net, config.optim), None)
     task = ClassificationTask(net)
@@ -224,7 +223,10 @@ def test_masked_gradients_are_means_over_the_clips_that_were_read(clips_pack, tm
 def test_a_loss_that_is_not_finite_stops_the_run(clips_pack, tmp_path):
     """With the step and what to do."""
     config = settings(clips_pack, tmp_path / "run", lr=1e30, clip_norm=None)
-    with pytest.raises(MatineeError, match=r"not finite in step \d+, on samples .*lower --optim.lr.*no checkpoint yet"):
+    with pytest.raises(
+        MatineeError,
+        match=r"not finite in step \d+, on samples .*lower --optim.lr.*no checkpoint yet",
+    ):
         train(config)
 
 

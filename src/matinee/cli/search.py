@@ -16,7 +16,7 @@ from matinee.inference.load import LoadedRun, load_run
 from matinee.inference.search import Found, Hit, search
 from matinee.measure import page
 from matinee.measure.strips import read_strip
-from matinee.pack.reader import Pack
+from matinee.pack.open import DataSet, open_data
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SearchCommand:
 def main(args: Sequence[str]) -> int:
     command = parse(SearchCommand, args, "search")
     views = parse_views(command.views)
-    pack, run = Pack(command.pack), load_run(command.run, device=command.device)
+    pack, run = open_data(command.pack), load_run(command.run, device=command.device)
     with counting("embedding", "clips") as step:
         found = search(
             run, pack, command.text, top=command.top, split=command.split, views=views,
@@ -72,7 +72,7 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
-def write_page(path: Path, found: Found, pack: Pack, run: LoadedRun) -> None:
+def write_page(path: Path, found: Found, pack: DataSet, run: LoadedRun) -> None:
     """A self-contained page with a few frames of each clip found."""
     note = (
         f"The {len(found.hits)} nearest of {found.candidates:,} clips in {pack.path.name}, by "
@@ -93,7 +93,7 @@ def write_page(path: Path, found: Found, pack: Pack, run: LoadedRun) -> None:
     write_whole(path, whole.encode())
 
 
-def _card(hit: Hit, pack: Pack) -> str:
+def _card(hit: Hit, pack: DataSet) -> str:
     strip = read_strip(pack, hit.index)
     height, width = strip.size
     images = "".join(

@@ -11,21 +11,19 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.data.order import epoch_order
 from matinee.data.random import integer_seed
 from matinee.errors import ClipError, ConfigError
 from matinee.pack.selection import SampleTable
-
-if TYPE_CHECKING:
-    from matinee.data.loader import Batch
 
 
 class EpochLoader(ABC):

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from matinee.data.batch import Batch
 from matinee.data.clips import ClipPlan, ClipSpec, View
 from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD
 from matinee.data.epochs import EpochLoader
@@ -18,7 +19,6 @@ from matinee.data.image_augment import (
     plan_training_image,
     to_images,
 )
-from matinee.data.loader import Batch
 from matinee.data.random import generator
 from matinee.pack.images import ImageSet
 

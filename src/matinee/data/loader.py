@@ -11,22 +11,18 @@ helper thread that a busy training loop could starve. Workers decode ahead by `p
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import math
 import os
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from matinee.data.backends import Backend, Processes, Threads
+from matinee.data.batch import Batch
 from matinee.data.clips import ClipPlan, ClipSpec, View, plan_evaluation_clip, plan_training_clip
 from matinee.data.decode_job import ClipJob
 from matinee.data.device import (
@@ -37,37 +33,13 @@ from matinee.data.device import (
     to_video,
     ycbcr_to_rgb,
 )
-from matinee.data.order import epoch_order
-from matinee.data.random import generator, integer_seed
+from matinee.data.epochs import EpochLoader
+from matinee.data.random import generator
 from matinee.errors import ClipError, ConfigError
 from matinee.media.decode import frame_bytes
 from matinee.pack.reader import Pack
 
 log = logging.getLogger("matinee.data")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One batch on the device. `B` is the batch size; the last batch of an evaluation is shorter.
-
-    video: float32 [B, 3, T, H, W], normalised RGB. target: int64 [B], class index, -1 without
-    label (or the rows of the `targets` given to the loader). valid: bool [B], False where a clip
-    could not be read (`on_error="mask"`), `num_valid` of them True. index: int64 [B] on the CPU,
-    row of the sample in the pack. samples: ids. texts: a caption of each, "" without. seeds: int64
-    [B] on the CPU, from (seed, epoch, clip): whatever is drawn for a clip later starts there.
-    """
-
-    video: Tensor
-    target: Tensor
-    valid: Tensor
-    index: Tensor
-    samples: tuple[str, ...]
-    num_valid: int
-    texts: tuple[str, ...]
-    seeds: Tensor
-
-    def __len__(self) -> int:
-        return len(self.samples)
 
 
 @dataclass
@@ -84,7 +56,7 @@ class _Flight:
     failures: dict[int, str] = field(default_factory=dict)
 
 
-class ClipLoader:
+class ClipLoader(EpochLoader):
     """Iterate over batches of clips of a pack.
 
     `for batch in loader` goes to the end of the current epoch; the next `for` is the next epoch. A
@@ -117,6 +89,8 @@ class ClipLoader:
         WorkerDied: while iterating: a worker was killed.
     """
 
+    pack: Pack
+
     def __init__(
         self,
         pack: Pack,
@@ -138,106 +112,34 @@ class ClipLoader:
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
     ) -> None:
-        self.pack, self.clip, self.views = pack, clip or ClipSpec(), views
-        self.classes = classes or pack.classes
-        self.batch_size, self.group = batch_size, group
-        self.seed, self.device = seed, torch.device(device)
-        self.mode, self.on_error = mode, on_error
-        self.workers = default_workers() if workers is None else workers
-        self._mean, self._std = mean, std
-        self.samples = pack.select(split)
-        per_sample = repeats if views is None else views[0] * views[1]
-        for name, value in (("batch size", batch_size), ("repeats", repeats), ("group", group),
-                            ("views", per_sample),
-                            ("workers", self.workers), ("prefetch", prefetch)):  # fmt: skip
-            if value < 1:
+        for name, value in (("workers", workers), ("prefetch", prefetch)):
+            if value is not None and value < 1:
                 raise ConfigError(f"{name} {value}: at least 1")
         if mode not in ("processes", "threads"):
             raise ConfigError(f"mode {mode!r}: processes or threads")
         if on_error not in ("raise", "mask"):
             raise ConfigError(f"on_error {on_error!r}: raise or mask")
-        self._per_sample = per_sample
-        self.num_items = len(self.samples) * per_sample
-        if views is None and self.num_items < batch_size * group:
-            raise ConfigError(
-                f"split {split!r} gives {self.num_items} clips an epoch, fewer than one batch of "
-                f"{batch_size * group}: use a smaller batch or more repeats"
-            )
-        self.targets = self._label_indices() if targets is None else targets
-        if len(self.targets) != len(pack):
-            raise ConfigError(f"{len(self.targets)} targets for a pack of {len(pack)} samples")
-        names = pack.samples.column("sample").take(self.samples).to_pylist()
-        what = [names, per_sample, batch_size, group]
-        self._digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
-        self._swaps = self.clip.swaps(self.classes)
+        super().__init__(
+            pack, split=split, clip=clip or ClipSpec(), batch_size=batch_size, views=views,
+            repeats=repeats, group=group, seed=seed, classes=classes, targets=targets,
+            device=device,
+        )  # fmt: skip
+        self.mode, self.on_error = mode, on_error
+        self.workers = default_workers() if workers is None else workers
+        self._mean, self._std = mean, std
         self._prefetch = prefetch
         self._backend: Backend | None = None
         self._flights: deque[_Flight] = deque()
         self._free: list[int] = []
         self._numbers: dict[int, tuple[_Flight, int]] = {}  # job number → (batch, row)
         self._next_number = 0
-        self._order: tuple[int, NDArray[np.int64]] | None = None
-        self.epoch = 0
-        self.position = 0  # batches of this epoch that were handed out
         self._planned = (0, 0)  # (epoch, batch) to be planned next
-        self.failed: list[ClipError] = []  # clips masked so far
-
-    def _label_indices(self) -> NDArray[np.int64]:
-        labels = self.pack.samples.column("label").to_pylist()
-        table = {name: i for i, name in enumerate(self.classes)}
-        unknown = sorted({labels[i] for i in self.samples if labels[i] is not None} - set(table))
-        if unknown:
-            raise ConfigError(
-                f"{self.pack.path} has labels that are not among the {len(table)} known classes: "
-                f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}"
-            )
-        indices = [-1 if label is None else table.get(label, -1) for label in labels]
-        return np.array(indices, dtype=np.int64)
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-        if self.views is None:
-            return self.num_items // (self.batch_size * self.group) * self.group
-        return math.ceil(self.num_items / self.batch_size)
-
-    def state_dict(self) -> dict[str, int | str]:
-        """The position: of the batches handed out, not of those decoded ahead."""
-        return {
-            "epoch": self.epoch,
-            "position": self.position,
-            "seed": self.seed,
-            "items": self._digest,
-        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a saved position. Costs the same wherever it is.
-
-        Raises:
-            ConfigError: the state is of another seed or does not fit this loader.
-        """
-        if state["items"] != self._digest:
-            raise ConfigError(
-                "the saved position is of other samples, repeats or another batch size"
-            )
-        if state["seed"] != self.seed:
-            raise ConfigError(f"the saved data order has seed {state['seed']}, this {self.seed}")
-        if not 0 <= state["position"] <= len(self):
-            raise ConfigError(f"saved batch {state['position']} of an epoch of {len(self)}")
+        """Continue at a saved position; what was decoded ahead is dropped."""
+        super().load_state_dict(state)
         self._drain()
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
         self._planned = (self.epoch, self.position)
-
-    def __iter__(self) -> Iterator[Batch]:
-        if self.position == len(self):  # restored at the very end of an epoch
-            self.epoch, self.position = self.epoch + 1, 0
-        while self.position < len(self):
-            batch = self._next()
-            self.position += 1
-            if self.position == len(self):
-                self.epoch, self.position = self.epoch + 1, 0
-                yield batch
-                return
-            yield batch
 
     def _next(self) -> Batch:
         try:
@@ -284,11 +186,7 @@ class ClipLoader:
 
     def _submit(self, backend: Backend) -> None:
         epoch, batch = self._planned
-        if self._order is None or self._order[0] != epoch:
-            shuffle = self.views is None
-            order = epoch_order(self.num_items, seed=self.seed, epoch=epoch, shuffle=shuffle)
-            self._order = (epoch, order)
-        items = self._order[1][batch * self.batch_size : (batch + 1) * self.batch_size]
+        items = self._items(epoch, batch)
         flight = _Flight(self._free.pop(), epoch, items, [], [], [], left=len(items))
         size = (self.clip.size, self.clip.size)
         for row, item in enumerate(items.tolist()):
@@ -351,22 +249,16 @@ class ClipLoader:
             if plan.erase is not None:  # after normalisation 0 is the mean colour
                 top, bottom, left, right = (round(part * self.clip.size) for part in plan.erase)
                 video[row, :, :, top:bottom, left:right] = 0
-        rows = self.samples[flight.items // self._per_sample]
-        target = self.targets[rows]
-        if self._swaps:
-            target = np.array(
-                [self._swaps.get(t, t) if f else t for t, f in zip(target, flips, strict=True)]
-            )
-        items = [(flight.epoch, int(item)) for item in flight.items]
+        rows = self._rows(flight.items)
         return Batch(
             video=video,
-            target=torch.from_numpy(target).to(self.device),
+            target=self._target(rows, flips),
             valid=torch.tensor(valid).to(self.device),
             index=torch.from_numpy(rows),
             samples=tuple(plan.sample for plan in flight.plans),
             num_valid=sum(valid),
-            texts=tuple(self._caption(*item) for item in items),
-            seeds=torch.tensor([integer_seed(self.seed, *item, "clip") for item in items]),
+            texts=tuple(self._caption(flight.epoch, item) for item in flight.items.tolist()),
+            seeds=self._seeds(flight.epoch, flight.items),
         )
 
     def _caption(self, epoch: int, item: int) -> str:
@@ -401,12 +293,6 @@ class ClipLoader:
         self._flights.clear()
         self._numbers.clear()
         self._planned = (self.epoch, self.position)
-
-    def __enter__(self) -> ClipLoader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
 
 def default_workers() -> int:

@@ -1,8 +1,8 @@
 """Captioned shapes whose test captions say something training never said.
 
-A caption is a combination of colour, shape and motion; there are 6 · 4 · 8 = 192. Some are held out:
-each of their words occurs in training, never together. A model that learnt captions by heart finds
-nothing; one that learnt what the words mean finds the clip.
+A caption is a combination of colour, shape and motion; there are 6 · 4 · 8 = 192. Some are held
+out: each of their words occurs in training, never together. A model that learnt captions by heart
+finds nothing; one that learnt what the words mean finds the clip.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ def write_combinations(
         for start in range(0, len(segments), _PER_VIDEO):
             name = f"{split}_{start // _PER_VIDEO:03d}"
             videos.append((split, name, segments[start : start + _PER_VIDEO]))
-    return write_videos(
-        folder, videos, len(videos), size=size, fps=fps, on_progress=on_progress
-    )
+    return write_videos(folder, videos, len(videos), size=size, fps=fps, on_progress=on_progress)
 
 
 def _plan(combination: Combination, key: tuple[int, ...], fps: int) -> Segment:

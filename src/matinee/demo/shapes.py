@@ -178,9 +178,7 @@ def write_shapes(
         (split, f"{split}_{i:03d}", _plan_video(split, i, segments_per_video, seed=seed, fps=fps))
         for split, i in videos
     )
-    return write_videos(
-        folder, planned, len(videos), size=size, fps=fps, on_progress=on_progress
-    )
+    return write_videos(folder, planned, len(videos), size=size, fps=fps, on_progress=on_progress)
 
 
 def write_videos(

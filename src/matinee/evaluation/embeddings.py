@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from matinee.data.loader import Batch, ClipLoader
+from matinee.data.batch import Batch
+from matinee.data.epochs import EpochLoader
 from matinee.errors import ConfigError, MatineeError
 from matinee.tasks.contrastive import ContrastiveTask
 
@@ -32,7 +33,7 @@ class ClipVectors:
 
 def embed_clips(
     embed: Callable[[Batch], torch.Tensor],
-    loader: ClipLoader,
+    loader: EpochLoader,
     autocast: Autocast = nullcontext,
     *,
     on_batch: Callable[[int], None] | None = None,

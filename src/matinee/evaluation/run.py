@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from matinee.data.loader import ClipLoader
+from matinee.data.epochs import EpochLoader
 from matinee.evaluation.results import Evaluated, evaluate_scores
 from matinee.evaluation.run_masked import run_masked
 from matinee.evaluation.run_retrieval import run_retrieval
@@ -19,7 +19,7 @@ from matinee.tasks.vocabulary import Vocabulary
 
 def evaluate_task(
     task: Task,
-    loader: ClipLoader,
+    loader: EpochLoader,
     vocabulary: Vocabulary,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     *,

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import torch
 
-from matinee.data.loader import ClipLoader
+from matinee.data.epochs import EpochLoader
 from matinee.errors import MatineeError
 from matinee.evaluation.embeddings import Autocast
 from matinee.evaluation.results import Evaluated
@@ -16,7 +16,7 @@ from matinee.tasks.masked import MaskedTask
 
 def run_masked(
     task: MaskedTask,
-    loader: ClipLoader,
+    loader: EpochLoader,
     autocast: Autocast = nullcontext,
     *,
     on_batch: Callable[[int], None] | None = None,

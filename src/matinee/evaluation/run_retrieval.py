@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from matinee.data.loader import ClipLoader
+from matinee.data.epochs import EpochLoader
 from matinee.evaluation.embeddings import Autocast, embed_clips, embed_texts, unit
 from matinee.evaluation.epic100 import MAP, mir_metrics, relevancy_matrix
 from matinee.evaluation.results import Evaluated
 from matinee.evaluation.retrieval import best_ranks, retrieval_metrics
-from matinee.pack.reader import Pack
+from matinee.pack.selection import SampleTable
 from matinee.tasks.contrastive import ContrastiveTask
 from matinee.tasks.vocabulary import split_labels
 
 
 def run_retrieval(
     task: ContrastiveTask,
-    loader: ClipLoader,
+    loader: EpochLoader,
     autocast: Autocast = nullcontext,
     *,
     on_batch: Callable[[int], None] | None = None,
@@ -79,7 +79,7 @@ def run_retrieval(
 
 
 def _mir(
-    pack: Pack,
+    pack: SampleTable,
     index: NDArray[np.int64],
     clip_of_text: NDArray[np.int64],
     texts: list[str],

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from matinee.data.loader import ClipLoader
+from matinee.data.epochs import EpochLoader
 from matinee.errors import ConfigError, MatineeError
 from matinee.tasks.classification import ClassificationTask
 
@@ -48,7 +48,7 @@ def parse_views(text: str) -> tuple[int, int]:
 
 def run_views(
     task: ClassificationTask,
-    loader: ClipLoader,
+    loader: EpochLoader,
     autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
     *,
     average: Average = "probabilities",

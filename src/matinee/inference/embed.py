@@ -15,13 +15,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matinee.data.loader import Batch, ClipLoader
+from matinee.data.batch import Batch
+from matinee.data.open_loader import open_loader
 from matinee.errors import ConfigError
 from matinee.evaluation.embeddings import Autocast, ClipVectors, embed_clips, embed_texts, unit
 from matinee.files import write_whole
 from matinee.inference.load import LoadedRun, load_run
 from matinee.models.base import VideoModel
-from matinee.pack.reader import Pack
+from matinee.pack.open import DataSet, open_data
 from matinee.tasks.base import Task
 from matinee.tasks.contrastive import ContrastiveTask
 from matinee.tasks.masked import MaskedTask
@@ -68,14 +69,14 @@ def embed(
     device: str = "auto",
     on_progress: Progress | None = None,
 ) -> Embeddings:
-    """Vectors of the samples of a pack, means over views.
+    """Vectors of the samples of a data set, means over views.
 
     Contrastive runs give unit vectors in the space that clips and captions share, of both;
     classification the pooled features before the classifier; a masked autoencoder the mean of its
     encoder's tokens, none of them hidden.
 
     Args:
-        data: a pack; the run's own when None.
+        data: a pack or image set; the run's own when None.
         split: as `Pack.select` takes it; all samples when None.
         mask_errors: leave out and count samples that cannot be read, instead of stopping.
 
@@ -84,7 +85,7 @@ def embed(
         ClipError: a clip cannot be read.
     """
     loaded = run if isinstance(run, LoadedRun) else load_run(run, device=device)
-    pack = Pack(data if data is not None else loaded.config.data.path)
+    pack = open_data(data if data is not None else loaded.config.data.path)
     clips = clip_vectors(
         loaded, pack, split=split, views=views, batch_size=batch_size, workers=workers,
         mask_errors=mask_errors, on_progress=on_progress,
@@ -126,7 +127,7 @@ _WORDS = {
 
 def clip_vectors(
     run: LoadedRun,
-    pack: Pack,
+    pack: DataSet,
     *,
     split: str | None,
     views: tuple[int, int],
@@ -135,14 +136,14 @@ def clip_vectors(
     mask_errors: bool = False,
     on_progress: Progress | None = None,
 ) -> ClipVectors:
-    """Vectors of the samples of an open pack, in table order; contrastive ones of length one.
+    """Vectors of samples in table order; contrastive ones of length one.
 
     Raises:
         ConfigError: no such split.
         ClipError: a clip cannot be read.
     """
     config = run.config
-    with ClipLoader(
+    with open_loader(
         pack, split=split, clip=config.clip, views=views, classes=run.vocabulary.classes,
         targets=np.full(len(pack), -1, dtype=np.int64), seed=config.run.seed,
         batch_size=config.optim.batch_size if batch_size is None else batch_size,

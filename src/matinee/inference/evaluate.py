@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from matinee.data.loader import ClipLoader
+from matinee.data.open_loader import open_loader
 from matinee.errors import ConfigError
 from matinee.evaluation.run import evaluate_task
 from matinee.evaluation.views import Average, parse_views
 from matinee.files import write_whole
 from matinee.inference.load import LoadedRun, load_run
-from matinee.pack.reader import Pack
+from matinee.pack.open import open_data
 from matinee.tasks.config import ClassificationConfig
 from matinee.tasks.vocabulary import make_targets
 from matinee.training.precision import autocast, pick_precision
@@ -55,7 +55,7 @@ def evaluate(
     loaded = run if isinstance(run, LoadedRun) else load_run(run, device=device)
     config = loaded.config
     path = Path(data) if data is not None else Path(config.data.path)
-    pack = Pack(path)
+    pack = open_data(path)
     if split is None:
         split = choose_splits(pack, config).val
         if split is None:
@@ -67,7 +67,7 @@ def evaluate(
     targets = None
     if isinstance(config.task, ClassificationConfig):
         targets = make_targets(pack.samples, config.task, vocabulary, pack.select(split))
-    with ClipLoader(
+    with open_loader(
         pack, split=split, clip=config.clip, views=views, classes=vocabulary.classes,
         targets=targets, seed=config.run.seed,
         batch_size=config.optim.batch_size if batch_size is None else batch_size,

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matinee.data.loader import Batch, ClipLoader
+from matinee.data.batch import Batch
+from matinee.data.loader import ClipLoader
 from matinee.data.sampling import uniform_segments
 from matinee.errors import ConfigError, MatineeError
 from matinee.inference.load import LoadedRun, load_run

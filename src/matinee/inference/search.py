@@ -25,7 +25,7 @@ from matinee.files import write_whole
 from matinee.inference.embed import Progress, autocast_of, clip_vectors
 from matinee.inference.load import LoadedRun, load_run
 from matinee.models.dual import DualEncoder
-from matinee.pack.reader import Pack
+from matinee.pack.open import DataSet, open_data
 from matinee.tasks.contrastive import ContrastiveTask
 from matinee.training.precision import pick_precision
 
@@ -60,7 +60,7 @@ class Found:
 
 def search(
     run: str | Path | LoadedRun,
-    data: str | Path | Pack,
+    data: str | Path | DataSet,
     text: str,
     *,
     top: int = 12,
@@ -99,7 +99,7 @@ def search(
             f"{loaded.folder.path} is a run of {task.kind}: finding clips by text needs a "
             "contrastive run"
         )
-    pack = data if isinstance(data, Pack) else Pack(data)
+    pack = open_data(data) if isinstance(data, (str, Path)) else data
     file = _file(loaded, pack, split, views)
     key = _key(loaded, task.model, pack, split, views)
     clips = _read(file, key, pack, say)
@@ -129,14 +129,14 @@ def search(
     return Found(text, hits, len(clips.index), len(clips.skipped), kept, cut_to)
 
 
-def _file(run: LoadedRun, pack: Pack, split: str | None, views: tuple[int, int]) -> Path:
+def _file(run: LoadedRun, pack: DataSet, split: str | None, views: tuple[int, int]) -> Path:
     name = f"{pack.path.resolve().name}-{split or 'all'}"
     plain = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in name)
     return run.folder.path / f"vectors-{plain}-{views[0]}x{views[1]}.npz"
 
 
 def _key(
-    run: LoadedRun, model: DualEncoder, pack: Pack, split: str | None, views: tuple[int, int]
+    run: LoadedRun, model: DualEncoder, pack: DataSet, split: str | None, views: tuple[int, int]
 ) -> str:
     """What the vectors of clips follow from."""
     tables = hashlib.sha256()
@@ -161,7 +161,7 @@ def _key(
     )
 
 
-def _read(file: Path, key: str, pack: Pack, say: Callable[[str], None]) -> ClipVectors | None:
+def _read(file: Path, key: str, pack: DataSet, say: Callable[[str], None]) -> ClipVectors | None:
     """The kept vectors, or None if there are none of this key."""
     if not file.exists():
         return None
@@ -196,4 +196,6 @@ def _keep(file: Path, key: str, clips: ClipVectors, say: Callable[[str], None]) 
     except OSError as error:  # the answer does not depend on it
         say(f"vectors cannot be kept in {file}: {error.strerror}")
         return
-    say(f"vectors of {len(clips.index)} clips kept in {file}: the next search embeds the text alone")
+    say(
+        f"vectors of {len(clips.index)} clips kept in {file}: the next search embeds the text alone"
+    )

@@ -23,7 +23,7 @@ from matinee.evaluation.zero_shot import (
 from matinee.files import write_whole
 from matinee.inference.embed import Progress, autocast_of, clip_vectors
 from matinee.inference.load import LoadedRun, load_run
-from matinee.pack.reader import Pack
+from matinee.pack.open import open_data
 from matinee.tasks.contrastive import ContrastiveTask
 from matinee.training.setup import choose_splits
 
@@ -110,7 +110,7 @@ def zero_shot(
         ClipError: a clip cannot be read.
     """
     loaded = run if isinstance(run, LoadedRun) else load_run(run, device=device)
-    pack = Pack(data if data is not None else loaded.config.data.path)
+    pack = open_data(data if data is not None else loaded.config.data.path)
     if not pack.classes:
         raise ConfigError(f"{pack.path} has no labels to tell")
     if split is None:

@@ -45,7 +45,7 @@ def _example(example: Example, predicted: bool) -> str:
             right, said = None, "no prediction of this label on file"
         guesses += _said(right, guess.run, html=said)
     texts = example.strip.texts
-    caption = f'<p class="note">{_quoted(texts)}</p>' if texts else ""
+    caption = f'<p class="note">{page.text(_quoted(texts))}</p>' if texts else ""
     return _card(
         example.strip.sample,
         html=_strip(example.strip)
@@ -70,7 +70,7 @@ def retrieved_clips(runs: Sequence[RunData], shown: Sequence[Retrieval], remark:
 
 
 def _retrieval(found: Retrieval, run: str) -> str:
-    html = f"<h3>“{page.text(found.text)}”</h3>"
+    html = f"<h3>{page.text(_quoted([found.text]))}</h3>"
     html += _row("its own clip", found.own.sample) + _strip(found.own)
     if found.nearest is not None:
         html += _row(f"nearest clip by {run}", found.nearest.sample, _quoted(found.nearest.texts))
@@ -153,4 +153,4 @@ def _said(right: bool | None, run: str, *, html: str) -> str:
 
 
 def _quoted(texts: Sequence[str]) -> str:
-    return " ".join(f"“{page.text(given)}”" for given in texts)
+    return " ".join(f"“{given}”" for given in texts)

@@ -66,9 +66,13 @@ def read_strip(pack: Pack | ImageSet, index: int) -> Strip:
     try:
         # Fewer frames than pictures: show each once.
         frames = np.unique(uniform_segments(info.num_frames, FRAMES)).tolist()
+        many = len(frames) > 1
         video_THWC = pack.read(index, frames, size=size)
         images = tuple(
-            (jpeg_uri(image_HWC), f"frame at {frame / float(info.fps):.2f} s")
+            (
+                jpeg_uri(image_HWC),
+                f"frame at {frame / float(info.fps):.2f} s" if many else "picture",
+            )
             for frame, image_HWC in zip(frames, video_THWC, strict=True)
         )
     except MatineeError as problem:

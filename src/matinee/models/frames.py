@@ -14,7 +14,8 @@ from matinee.models.batch_norm import freeze_batch_norm
 class FrameModel(VideoModel):
     """Image network on every frame, logits averaged over frames (TSN's segment consensus).
 
-    Temporal shift or inflated convolutions inside the backbone let frames see each other. Source: TSN, arXiv 1608.00859, §3.1.
+    Temporal shift or inflated convolutions inside the backbone let frames see each other.
+    Source: TSN, arXiv 1608.00859, §3.1.
     """
 
     backbone: Any

@@ -45,7 +45,12 @@ def plain_encoder(
         ConfigError: `name` is no ViT, or one that cannot do without its class token.
     """
     settings: dict[str, Any] = {} if patch is None else {"patch_size": patch}
-    settings |= {"img_size": size, "dynamic_img_size": False, "num_classes": 0, "drop_path_rate": drop_path}
+    settings |= {
+        "img_size": size,
+        "dynamic_img_size": False,
+        "num_classes": 0,
+        "drop_path_rate": drop_path,
+    }
     settings |= {"class_token": False, "global_pool": "avg", "fc_norm": False}
     try:
         vit: nn.Module = require("timm", "train").create_model(name, **settings)

@@ -277,7 +277,9 @@ def _existing(out: Path, digest: str, overwrite: bool) -> ImageReport | None:
         return None
     names = {entry.name for entry in out.iterdir()} if out.is_dir() else {out.name}
     if MANIFEST not in names or names - {MANIFEST, TABLE, PIXELS}:
-        raise ConfigError(f"{out} exists and is no image set; choose another --out")
+        raise ConfigError(
+            f"{out} exists and is no image set, or holds other files: choose another --out"
+        )
     if overwrite:
         return None
     meta = read_image_manifest(out)

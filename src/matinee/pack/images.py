@@ -89,10 +89,6 @@ class ImageSet(SampleTable):
             picture = resize(picture, size)
         return np.repeat(picture[None], len(frames), axis=0)
 
-    def captions(self, index: int) -> tuple[str, ...]:
-        """Images carry no captions."""
-        return ()
-
     @cached_property
     def _columns(self) -> tuple[list[str], list[str | None], list[str | None]]:
         sample, split, label = (self.samples.column(name).to_pylist() for name in COLUMNS.names)

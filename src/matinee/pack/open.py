@@ -8,8 +8,10 @@ from matinee.pack.images import MANIFEST as IMAGES
 from matinee.pack.images import ImageSet
 from matinee.pack.reader import Pack
 
+DataSet = Pack | ImageSet
 
-def open_data(path: str | Path) -> Pack | ImageSet:
+
+def open_data(path: str | Path) -> DataSet:
     """A pack of videos or an image set, told apart by the manifest that is there.
 
     Raises:

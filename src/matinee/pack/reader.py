@@ -148,11 +148,6 @@ class Pack(SampleTable):
             codec=int(c["codec"][first]),
         )
 
-    def captions(self, index: int) -> tuple[str, ...]:
-        """What is said about sample `index`: the lines of its `text`."""
-        text = self.samples.column("text")[index].as_py() or ""
-        return tuple(line.strip() for line in text.splitlines() if line.strip())
-
     def _span(self, sample: str, video: str) -> tuple[int, int]:
         if video not in self._rows:
             raise PackError(f"sample {sample!r} is of video {video!r}, which {self.path} lacks")

@@ -27,6 +27,13 @@ class SampleTable:
     def __len__(self) -> int:
         return int(self.samples.num_rows)
 
+    def captions(self, index: int) -> tuple[str, ...]:
+        """What is said about sample `index`: the lines of its `text`, none without that column."""
+        if "text" not in self.samples.column_names:
+            return ()
+        text = self.samples.column("text")[index].as_py() or ""
+        return tuple(line.strip() for line in text.splitlines() if line.strip())
+
     def splits(self) -> dict[str, int]:
         """Samples of each split; samples without one count under ""."""
         names = self.samples.column("split").to_pylist()

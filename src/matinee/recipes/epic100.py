@@ -10,7 +10,7 @@ from matinee.training.config import OptimConfig, TrainConfig
 
 
 def mir_epic100(data: str, out: str) -> TrainConfig:
-    """EK-100 multi-instance retrieval: ViT-B/16, 16 frames, max-margin 0.2.
+    """EK-100 multi-instance retrieval: ViT-B/16, 16 frames, max-margin.
 
     Starts from a run of `clip_ego4d` (or AVION's weights): --model.pretrained RUN/last.pt; the
     temporal embedding of 4 frames is interpolated to 16.
@@ -38,7 +38,7 @@ def mir_epic100(data: str, out: str) -> TrainConfig:
 
 
 def cls_epic100(data: str, out: str) -> TrainConfig:
-    """EK-100 action classification: ViT-B/16, 16 frames, pairs of verb and noun.
+    """EK-100 actions: ViT-B/16, 16 frames, pairs of verb and noun.
 
     Starts from a run of `clip_ego4d` (or AVION's weights): --model.pretrained RUN/last.pt. Needs
     the columns `verb` and `noun`; the pairs that occur in training and validation are the classes,

@@ -31,10 +31,9 @@ def _tiny_model(model: ModelConfig) -> ModelConfig:
     model = replace(model, pretrained="none")
     if model.backbone.startswith("vit_"):
         return replace(model, backbone="vit_tiny_patch16_224", patch_size=8)
-    if "efficientnet" in model.backbone:
-        return replace(model, backbone="test_efficientnet")
-    if model.small_input:
-        return replace(model, backbone="resnet18")  # the smallest with a plain stem
+    if model.small_input:  # needs a plain stem
+        efficient = "efficientnet" in model.backbone
+        return replace(model, backbone="test_efficientnet" if efficient else "resnet18")
     bottlenecks = isinstance(model.temporal, Inflate)  # whose 1×1 kernels become 3×1×1
     return replace(model, backbone="resnet14t" if bottlenecks else "resnet10t")
 

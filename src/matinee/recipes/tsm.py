@@ -35,10 +35,10 @@ def tsn(data: str, out: str) -> TrainConfig:
 
 
 def tsm_motion(data: str, out: str) -> TrainConfig:
-    """TSM on grey frame differences: small sets with few people or places, where looks mislead.
+    """TSM on grey frame differences, for small sets where looks mislead.
 
-    A small network at 80², meant for ImageNet weights (--model.pretrained FILE). Chosen on the
-    training people of the Weizmann actions; see examples/.
+    They have few people or places. A small network at 80², meant for ImageNet weights
+    (--model.pretrained FILE). Chosen on the training people of the Weizmann actions; see examples/.
     """
     return TrainConfig(
         data=DataConfig(path=data, repeats=2),
@@ -78,9 +78,9 @@ for `ClipSpec.flip_swap`."""
 
 
 def tsm_kinetics(data: str, out: str) -> TrainConfig:
-    """TSM ResNet-50 on Kinetics: 8 frames, stride 8, from ImageNet weights.
+    """TSM ResNet-50 on Kinetics: 8 frames, stride 8.
 
-    Published: SGD with momentum 0.9, learning rate 0.01 at batch 64, divided by 10 after 40 and 80
+    Published: from ImageNet weights, SGD with momentum 0.9, learning rate 0.01 at batch 64, divided by 10 after 40 and 80
     of 100 epochs, weight decay 1e-4, dropout 0.5; multi-scale crops of 224², mirrored; the
     classifier at five times the rate, gradient norm 20; 74.1 % top-1 over 10×3 views.
 
@@ -107,7 +107,7 @@ def tsm_kinetics(data: str, out: str) -> TrainConfig:
 
 
 def tsn_kinetics(data: str, out: str) -> TrainConfig:
-    """TSN ResNet-50 on Kinetics: 8 segments, each frame alone, from ImageNet weights.
+    """TSN ResNet-50 on Kinetics: 8 segments, each frame alone.
 
     Published: as `tsm_kinetics`, but frames from the whole video, batch 128 at learning rate 0.02
     (as much a clip), divided by 10 after 20 and 40 of 50 epochs; 68.8 % top-1 with one view. That
@@ -127,7 +127,7 @@ def tsn_kinetics(data: str, out: str) -> TrainConfig:
 
 
 def tsm_something(data: str, out: str) -> TrainConfig:
-    """TSM ResNet-50 on Something-Something: 8 segments, from ImageNet weights.
+    """TSM ResNet-50 on Something-Something: 8 segments.
 
     Published: as `tsm_kinetics`, but frames from the whole video, 50 epochs with drops after 20
     and 40, and nothing is mirrored, since labels tell left from right. Evaluated in the accurate

@@ -11,7 +11,7 @@ BACKBONE = "vit_base_patch16_224.mae"  # the tag gives ImageNet's mean and devia
 
 
 def videomae_kinetics(data: str, out: str) -> TrainConfig:
-    """VideoMAE ViT-B/16 on Kinetics without labels: 16 frames, stride 4, 90 % hidden.
+    """VideoMAE ViT-B/16 on Kinetics: 16 frames, stride 4, 90 % hidden.
 
     Published: AdamW with betas 0.9 and 0.95, learning rate 1.5e-4 at batch 256 with 40 epochs of
     warm-up and a cosine to 1e-5, weight decay 0.05, 800 epochs, multi-scale crops of 224²,

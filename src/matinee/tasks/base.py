@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from matinee.data.loader import Batch
+from matinee.data.batch import Batch
 from matinee.spans import Spans
 
 

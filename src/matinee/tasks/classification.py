@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from matinee.data.loader import Batch
+from matinee.data.batch import Batch
 from matinee.data.mix import mix, plan_mix
 from matinee.tasks.base import Outcome, Task
 from matinee.tasks.config import ClassificationConfig

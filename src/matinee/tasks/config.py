@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -27,7 +28,7 @@ class ClassificationConfig:
         if not 0 <= self.label_smoothing < 1:
             raise ConfigError(f"--task.label-smoothing {self.label_smoothing}: in [0, 1)")
         for name in ("mixup", "cutmix"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"--task.{name} {getattr(self, name)}: 0 or more")
 
 
@@ -41,6 +42,13 @@ class ClipTextConfig:
     layers: int = 12
     quick_gelu: bool = False
     """OpenAI's weights, and those trained from them, were made with QuickGELU."""
+
+    def __post_init__(self) -> None:
+        if min(self.width, self.heads, self.layers) < 1 or self.width % self.heads:
+            raise ConfigError(
+                f"--task.text: {self.layers} layers of width {self.width} with {self.heads} heads: "
+                "each at least 1, and the width a multiple of the heads"
+            )
 
 
 @dataclass(frozen=True)
@@ -71,14 +79,14 @@ class ContrastiveConfig:
     """At the start of training."""
     learn_temperature: bool = True
     local_loss: bool = False
-    """On several ranks: each computes the rows of its own clips only; same gradient, less memory."""
+    """On several ranks: each computes the rows of its own clips; same gradient, less memory."""
 
     def __post_init__(self) -> None:
         if self.embed_dim < 1:
             raise ConfigError(f"--task.embed-dim {self.embed_dim}: at least 1")
-        if self.temperature < 0.01:
+        if not self.temperature >= 0.01:
             raise ConfigError(f"--task.temperature {self.temperature}: at least 0.01, CLIP's limit")
-        if self.margin <= 0:
+        if not self.margin > 0:
             raise ConfigError(f"--task.margin {self.margin}: must be positive")
         if self.graded and self.loss != "max-margin":
             raise ConfigError("--task.graded has no effect without --task.loss max-margin")
@@ -105,6 +113,11 @@ class MaskedConfig:
             raise ConfigError(f"--task.mask-ratio {self.mask_ratio}: between 0 and 1, without them")
         if not 0 < self.decode_ratio <= 1:
             raise ConfigError(f"--task.decode-ratio {self.decode_ratio}: in (0, 1]")
+        for name in ("depth", "width", "heads"):
+            if getattr(self, f"decoder_{name}") < 1:
+                raise ConfigError(
+                    f"--task.decoder-{name} {getattr(self, f'decoder_{name}')}: at least 1"
+                )
         if self.decoder_width % self.decoder_heads:
             raise ConfigError(
                 f"--task.decoder-width {self.decoder_width} is no multiple of "

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from matinee.data.loader import Batch
+from matinee.data.batch import Batch
 from matinee.models.dual import DualEncoder
 from matinee.models.text import Tokens
 from matinee.tasks.base import Outcome, Step, StepOutcome, Task

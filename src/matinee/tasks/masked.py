@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from matinee.data.loader import Batch
+from matinee.data.batch import Batch
 from matinee.models.masked import MaskedAutoencoder
 from matinee.models.masks import running_cell_mask, tube_mask
 from matinee.tasks.base import Outcome, Task

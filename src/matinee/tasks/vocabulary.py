@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,15 +41,21 @@ def read_vocabulary(table: Any, config: ClassificationConfig) -> Vocabulary:
     """The classes in a table of samples (pyarrow), in alphabetical order.
 
     Raises:
-        ConfigError: verb+noun asked for, and no such columns.
+        ConfigError: verb+noun asked for, and no such columns, or two pairs that read alike.
     """
     if config.labels == "verb+noun":
-        pairs = {pair for pair in _pairs(table) if None not in pair}
-        verbs = tuple(sorted({str(verb) for verb, _ in pairs}))
-        nouns = tuple(sorted({str(noun) for _, noun in pairs}))
-        ordered = sorted((str(verb), str(noun)) for verb, noun in pairs)
+        ordered = sorted({pair for pair in _pairs(table) if pair is not None})
+        verbs = tuple(sorted({verb for verb, _ in ordered}))
+        nouns = tuple(sorted({noun for _, noun in ordered}))
+        classes = tuple(f"{verb} {noun}" for verb, noun in ordered)
+        twice = [name for name, count in Counter(classes).items() if count > 1]
+        if twice:
+            raise ConfigError(
+                f"{twice[0]!r} is more than one pair of verb and noun: write spaces within a verb "
+                "or noun as hyphens"
+            )
         return Vocabulary(
-            classes=tuple(f"{verb} {noun}" for verb, noun in ordered),
+            classes=classes,
             verbs=verbs,
             nouns=nouns,
             verb_of=tuple(verbs.index(verb) for verb, _ in ordered),
@@ -78,7 +85,7 @@ def make_targets(
                 hot[row, _place(name, place)] = 1
         return hot
     if config.labels == "verb+noun":
-        labels = [None if None in pair else f"{pair[0]} {pair[1]}" for pair in _pairs(table)]
+        labels = [None if pair is None else " ".join(pair) for pair in _pairs(table)]
     targets = np.full(table.num_rows, -1, dtype=np.int64)
     for row in rows.tolist():
         if labels[row] is not None:
@@ -101,12 +108,16 @@ def _place(name: str, place: dict[str, int]) -> int:
     return place[name]
 
 
-def _pairs(table: Any) -> list[tuple[str | None, str | None]]:
+def _pairs(table: Any) -> list[tuple[str, str] | None]:
+    """Verb and noun of each row, None where either is blank."""
     missing = {"verb", "noun"} - set(table.column_names)
     if missing:
         raise ConfigError(
             f"verb+noun needs the columns verb and noun; {min(missing)!r} is not among "
             f"{', '.join(table.column_names)}"
         )
-    columns = [table.column(name).to_pylist() for name in ("verb", "noun")]
-    return list(zip(*columns, strict=True))
+    verbs, nouns = (
+        ["" if cell is None else str(cell).strip() for cell in table.column(name).to_pylist()]
+        for name in ("verb", "noun")
+    )
+    return [pair if all(pair) else None for pair in zip(verbs, nouns, strict=True)]

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from matinee.data.loader import Batch
+from matinee.data.batch import Batch
 from matinee.data.random import integer_seed
 from matinee.errors import ConfigError, MatineeError
 from matinee.evaluation.run import evaluate_task
-from matinee.pack.reader import Pack
+from matinee.pack.open import DataSet, open_data
 from matinee.spans import Spans
 from matinee.tasks.base import Step, Task
 from matinee.training.config import TrainConfig
@@ -62,7 +62,7 @@ def train(
     folder = RunFolder(config.run.out)
     device = pick_device(config.run.device)
     precision, reason = pick_precision(config.run.precision, device)
-    pack = Pack(config.data.path)
+    pack = open_data(config.data.path)
     setup = prepare(pack, config, device)
     splits, task = setup.splits, setup.task
     parts, optim = config.optim.accumulate, config.optim
@@ -184,12 +184,11 @@ def _step(
     def reseed(part: int) -> None:
         torch.manual_seed(integer_seed(config.run.seed, part, state.step, "dropout"))
 
-    outcome = task.gradients(
-        Step(
-            clips=optim.batch_size, parts=optim.accumulate, next_batch=next_batch, reseed=reseed,
-            autocast=lambda: autocast(precision, device), spans=spans,
-        )  # fmt: skip
-    )
+    step = Step(
+        clips=optim.batch_size, parts=optim.accumulate, next_batch=next_batch, reseed=reseed,
+        autocast=lambda: autocast(precision, device), spans=spans,
+    )  # fmt: skip
+    outcome = task.gradients(step)
     read = outcome.clips
     state.recent[state.step] = outcome.samples
     state.loss = outcome.loss if state.loss is None else state.loss + outcome.loss
@@ -276,7 +275,7 @@ def _resume(
     folder: RunFolder,
     config: TrainConfig,
     state: TrainState,
-    pack: Pack,
+    pack: DataSet,
     vocabulary: dict[str, Any],
     device: torch.device,
 ) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from matinee.data.loader import ClipLoader
+from matinee.data.epochs import EpochLoader
+from matinee.data.open_loader import open_loader
 from matinee.data.random import integer_seed
 from matinee.errors import ConfigError
 from matinee.models.base import Normalisation
 from matinee.models.text import TextTower
-from matinee.pack.reader import Pack
+from matinee.pack.open import DataSet
 from matinee.tasks.base import Task, place
 from matinee.tasks.build import build_task
 from matinee.tasks.config import ClassificationConfig, ContrastiveConfig
@@ -37,7 +38,7 @@ class Setup:
     """All that a run needs besides its state. `targets` has a row for each row of the pack."""
 
     config: TrainConfig
-    pack: Pack
+    pack: DataSet
     splits: Splits
     vocabulary: Vocabulary
     targets: NDArray[Any]
@@ -47,7 +48,7 @@ class Setup:
     notes: tuple[str, ...]
 
 
-def prepare(pack: Pack, config: TrainConfig, device: torch.device) -> Setup:
+def prepare(pack: DataSet, config: TrainConfig, device: torch.device) -> Setup:
     """Choose splits, make targets, build the task with weights that depend on the seed alone.
 
     Raises:
@@ -82,10 +83,10 @@ def prepare(pack: Pack, config: TrainConfig, device: torch.device) -> Setup:
     )
 
 
-def make_loader(setup: Setup, split: str | None, **settings: Any) -> ClipLoader:
-    """A loader of a run's samples; `settings` as `ClipLoader` takes them."""
+def make_loader(setup: Setup, split: str | None, **settings: Any) -> EpochLoader:
+    """A loader of a run's samples; `settings` as `open_loader` takes them."""
     config = setup.config
-    return ClipLoader(
+    return open_loader(
         setup.pack, split=split, clip=config.clip, mode=config.data.mode,
         repeats=config.data.repeats if "views" not in settings else 1,
         on_error=config.data.on_error, device=setup.device, workers=config.data.workers,
@@ -94,7 +95,7 @@ def make_loader(setup: Setup, split: str | None, **settings: Any) -> ClipLoader:
     )  # fmt: skip
 
 
-def choose_splits(pack: Pack, config: TrainConfig) -> Splits:
+def choose_splits(pack: DataSet, config: TrainConfig) -> Splits:
     """The splits of a config, or the pack's usual ones.
 
     Raises:
@@ -122,7 +123,7 @@ def choose_splits(pack: Pack, config: TrainConfig) -> Splits:
 
 
 def _check_labels(
-    pack: Pack,
+    pack: DataSet,
     splits: Splits,
     config: ClassificationConfig,
     vocabulary: Vocabulary,
@@ -151,7 +152,7 @@ def _check_labels(
         )
 
 
-def _say_cut(pack: Pack, splits: Splits, text: TextTower) -> str:
+def _say_cut(pack: DataSet, splits: Splits, text: TextTower) -> str:
     rows = pack.select(splits.train)
     captions = [caption for row in rows for caption in pack.captions(int(row))]
     cut = text.count_cut(captions)
@@ -161,7 +162,7 @@ def _say_cut(pack: Pack, splits: Splits, text: TextTower) -> str:
     )
 
 
-def _check_captions(pack: Pack, splits: Splits) -> None:
+def _check_captions(pack: DataSet, splits: Splits) -> None:
     """Refuse samples without a caption."""
     for split in (splits.train, splits.val or splits.train):
         rows = pack.select(split)

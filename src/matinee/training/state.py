@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from matinee.data.loader import ClipLoader
+from matinee.data.epochs import EpochLoader
 
 
 @dataclass
@@ -24,7 +24,7 @@ class TrainState:
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    loader: ClipLoader
+    loader: EpochLoader
     step: int = 0
     validated: int = 0
     loss: torch.Tensor | None = None
