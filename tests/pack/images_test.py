@@ -5,6 +5,7 @@ import json
 import struct
 import tarfile
 import zlib
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,6 +13,9 @@ from PIL import Image
 
 from matinee.cli import main
 from matinee.errors import AnnotationError, ConfigError, PackError
+from matinee.media.image import decode_image
+from matinee.pack.image_plan import plan_images
+from matinee.pack.image_source import ArchiveSource
 from matinee.pack.image_writer import write_images
 from matinee.pack.images import ImageSet
 from matinee.pack.open import open_data
@@ -490,12 +494,18 @@ def test_videos_beside_images_are_still_packed_as_videos(tmp_path, film, capsys)
     assert "--limit has no effect on a pack of videos" in capsys.readouterr().err
 
 
-def test_cifar10_as_it_is_distributed(real_data, tmp_path):
-    """Its archive: 10 classes, 32x32, first images against Pillow."""
-    source = real_data / "cifar10" / "cifar10_jpg.tar.gz"
-    write_images(tmp_path / "c.images", source, limit=2)
-    images = ImageSet(tmp_path / "c.images")
-    assert images.splits() == {"test": 20, "train": 20} and len(images.classes) == 10
-    with tarfile.open(source) as tar:
-        data = tar.extractfile("test/airplane/0000.jpg").read()
-    assert np.array_equal(images.pixels[0], np.asarray(Image.open(io.BytesIO(data))))
+def test_cifar10_as_it_is_distributed(real_data):
+    """Its archive: 10 classes of 5,000 and 1,000 images; the first ones against Pillow."""
+    source = ArchiveSource(real_data / "cifar10" / "cifar10_jpg.tar.gz")
+    plan = plan_images(source.list(), "it", val_fraction=0.2, limit=None, archive=True)
+    counts = Counter((sample.split, sample.label) for sample in plan.samples)
+    assert sorted(Counter(counts.values()).items()) == [(1000, 10), (5000, 10)]
+    assert len(plan.samples) == len(plan.files) == 60_000 and not plan.notes
+    first = sorted(plan.files.values(), key=lambda file: file.place)[:3]
+    read = source.read({file.place: file for file in first})
+    with tarfile.open(source.path, "r|gz") as tar:
+        members = (member for member in tar if member.name.endswith(".jpg"))
+        for (file, data), info in zip(read, members, strict=False):
+            theirs = Image.open(tar.extractfile(info))
+            assert (file.id, theirs.size) == (info.name, (32, 32))
+            assert np.array_equal(np.asarray(decode_image(data)), np.asarray(theirs))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "demo": "write a small set of videos, pack it, train, evaluate, report: the whole in minutes",
-    "pack": "encode a folder of videos into a pack that trains fast",
+    "pack": "encode a folder of videos into a pack that trains fast; or make an image set",
     "index": "make a pack over videos where they lie, without encoding",
     "info": "what is inside a pack; --sheet draws a contact sheet",
     "models": "which networks there are, how each becomes a video model, and what it costs",

@@ -14,6 +14,7 @@ from matinee.evaluation.embeddings import Autocast, embed_clips, embed_texts, un
 from matinee.evaluation.epic100 import MAP, mir_metrics, relevancy_matrix
 from matinee.evaluation.results import Evaluated
 from matinee.evaluation.retrieval import best_ranks, retrieval_metrics
+from matinee.models.text import check_texts
 from matinee.pack.selection import SampleTable
 from matinee.tasks.contrastive import ContrastiveTask
 from matinee.tasks.vocabulary import split_labels
@@ -33,6 +34,7 @@ def run_retrieval(
     given: `mir_graded_…` as published, `mir_binary_…` as in textbooks.
 
     Raises:
+        ConfigError: a sample without a caption.
         MatineeError: not one sample could be read.
     """
     was_training = task.training
@@ -46,6 +48,7 @@ def run_retrieval(
             return None
         pack = loader.pack
         captions = [pack.captions(int(row)) for row in clips.index]
+        check_texts([" ".join(own) for own in captions], clips.samples)
         texts = [text for own in captions for text in own]
         clip_of_text = np.repeat(np.arange(len(captions)), [len(own) for own in captions])
         vectors, cut = embed_texts(task, texts, autocast)

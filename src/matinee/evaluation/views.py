@@ -41,7 +41,7 @@ def parse_views(text: str) -> tuple[int, int]:
         ConfigError: not of that form.
     """
     parts = text.lower().split("x")
-    if len(parts) == 2 and all(part.isdigit() and int(part) > 0 for part in parts):
+    if len(parts) == 2 and all(part.isdecimal() and int(part) > 0 for part in parts):
         return int(parts[0]), int(parts[1])
     raise ConfigError(f"views {text!r}: expected TEMPORALxSPATIAL, such as 3x1 or 10x3")
 

@@ -114,13 +114,17 @@ def write_graph(graph: Graph, folder: Path, metadata: dict[str, str]) -> Written
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package, "export")
-    batch = torch.export.Dim("batch", min=1, max=1 << 16)
-    example = graph.example(TRACED)
+    shapes = ({0: torch.export.Dim("batch", min=1, max=1 << 16)},)
     try:
         with _quiet():
+            # Traced here and not within the ONNX exporter, which would let a batch size that
+            # became a constant pass; `strict`, since otherwise `len` of a tensor makes it one.
+            traced = torch.export.export(
+                graph.network, (graph.example(TRACED),), dynamic_shapes=shapes, strict=True
+            )
             program: Any = torch.onnx.export(
-                graph.network, (example,), dynamo=True, dynamic_shapes=({0: batch},),
-                input_names=[graph.input], output_names=[graph.output], verbose=False,
+                traced, (), dynamo=True, dynamic_shapes=shapes, input_names=[graph.input],
+                output_names=[graph.output], verbose=False,
             )  # fmt: skip
     except Exception as error:  # the exporter's errors have no common base
         raise ConfigError(

@@ -17,7 +17,7 @@ from matinee.errors import ConfigError, MatineeError
 from matinee.inference.load import LoadedRun, load_run
 from matinee.models.masked import MaskedAutoencoder
 from matinee.models.patches import patchify, unpatchify
-from matinee.pack.reader import Pack
+from matinee.pack.open import open_data
 from matinee.tasks.masked import MaskedTask
 from matinee.training.setup import choose_splits
 
@@ -66,13 +66,13 @@ def reconstruct(
         raise ConfigError(
             f"{loaded.folder.path} is a run of {task.kind}: only a masked autoencoder reconstructs"
         )
-    pack = Pack(config.data.path)
+    pack = open_data(config.data.path)
     if split is None:
         splits = choose_splits(pack, config)
         split = splits.val or splits.train
-    with ClipLoader(
+    with open_loader(
         pack, split=split, clip=config.clip, views=(1, 1), seed=config.run.seed, batch_size=1,
-        workers=1, mode="threads", prefetch=1, on_error="mask", device=loaded.device,
+        workers=1, mode="threads", on_error="mask", device=loaded.device,
         mean=loaded.normalisation.mean, std=loaded.normalisation.std,
     ) as loader:  # fmt: skip
         shown = []

@@ -15,9 +15,7 @@ from matinee.data.sampling import uniform_segments
 from matinee.errors import MatineeError
 from matinee.extras import require
 from matinee.measure.rundata import RunData
-from matinee.pack.images import ImageSet
-from matinee.pack.open import open_data
-from matinee.pack.reader import Pack
+from matinee.pack.open import DataSet, open_data
 
 FRAMES = 8
 _HEIGHT = 96
@@ -36,9 +34,7 @@ class Strip:
     error: str
 
 
-def open_samples(
-    run: RunData, rows: Iterable[dict[str, Any]]
-) -> tuple[Pack | ImageSet | None, str]:
+def open_samples(run: RunData, rows: Iterable[dict[str, Any]]) -> tuple[DataSet | None, str]:
     """The data that a run's scores (else its config) speak of, or why there is none.
 
     `rows` are the predictions to be shown: their samples must be where they were.
@@ -57,7 +53,7 @@ def open_samples(
     return pack, ""
 
 
-def read_strip(pack: Pack | ImageSet, index: int) -> Strip:
+def read_strip(pack: DataSet, index: int) -> Strip:
     """Evenly spaced frames of a sample; a clip that cannot be read gives its error."""
     info = pack.info(index)
     size = (_HEIGHT, max(2, 2 * round(_HEIGHT * info.width / info.height / 2)))

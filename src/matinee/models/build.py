@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -84,6 +85,7 @@ def build_encoder(config: ModelConfig, *, size: int) -> tuple[Any, Normalisation
     network = plain_encoder(
         config.backbone, size=size, drop_path=config.drop_path, patch=config.patch_size
     )
+    _check_patches(network, size)
     return network, _normalisation(network)
 
 
@@ -114,14 +116,16 @@ def image_network(config: ModelConfig, *, num_classes: int, size: int) -> tuple[
         network = timm.create_model(config.backbone, pretrained=fetch, **settings)
     except Exception as error:
         if not fetch:
+            hint = "; joint attention needs a ViT" if isinstance(config.temporal, Joint) else ""
             raise ConfigError(
-                f"timm cannot make {config.backbone} with {settings}: {first_line(error)}"
+                f"timm cannot make {config.backbone} with {settings}: {first_line(error)}{hint}"
             ) from None
         raise ConfigError(
             f"the weights of {config.backbone} could not be fetched "
             f"({first_line(error)[:120]}): give a file with --model.pretrained FILE, "
             "or train from scratch with --model.pretrained none"
         ) from None
+    _check_patches(network, size)
     if config.small_input:
         _for_small_pictures(network, config.backbone)
     return network, f"timm's weights for {config.backbone}" if fetch else "weights from scratch"
@@ -145,10 +149,20 @@ def _for_small_pictures(network: Any, name: str) -> None:
         network.maxpool = nn.Identity()
 
 
+def _check_patches(network: Any, size: int) -> None:
+    """Refuse pictures that a ViT's patches do not fill."""
+    patch = getattr(getattr(network, "patch_embed", None), "patch_size", None)
+    if isinstance(patch, tuple) and any(size % side for side in patch):
+        raise ConfigError(
+            f"--clip.size {size} is no multiple of the {patch[0]} pixels of a patch: choose one "
+            "that is, or another --model.patch-size"
+        )
+
+
 def _known(name: str) -> None:
     timm = require("timm", "train")
     if not timm.is_model(name):
-        near = timm.list_models(f"*{name[:6]}*")[:5]
+        near = get_close_matches(name, timm.list_models(), n=5)
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         raise ConfigError(f"timm has no model {name!r}{hint}")
 

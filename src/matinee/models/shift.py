@@ -166,7 +166,7 @@ def add_temporal_shift(
     if not stages:
         raise ConfigError(
             f"{type(model).__name__} has no residual blocks with convolutions to shift: choose a "
-            "CNN such as resnet50, or --model.shift none"
+            "CNN such as resnet50, or a recipe without the shift (tsn)"
         )
     if every is None:
         deep = max(map(len, stages)) >= DEEP_STAGE

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from matinee.errors import AnnotationError
 from matinee.pack.annotations import Sample, hold_out
-from matinee.pack.annotations.folders import _SPLITS as SPLITS
+from matinee.pack.annotations.folders import SPLITS
 from matinee.pack.image_source import ImageFile, Listing
 
 

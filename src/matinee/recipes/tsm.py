@@ -80,9 +80,9 @@ for `ClipSpec.flip_swap`."""
 def tsm_kinetics(data: str, out: str) -> TrainConfig:
     """TSM ResNet-50 on Kinetics: 8 frames, stride 8.
 
-    Published: from ImageNet weights, SGD with momentum 0.9, learning rate 0.01 at batch 64, divided by 10 after 40 and 80
-    of 100 epochs, weight decay 1e-4, dropout 0.5; multi-scale crops of 224², mirrored; the
-    classifier at five times the rate, gradient norm 20; 74.1 % top-1 over 10×3 views.
+    Published: from ImageNet weights, SGD with momentum 0.9, learning rate 0.01 at batch 64, divided
+    by 10 after 40 and 80 of 100 epochs, weight decay 1e-4, dropout 0.5; multi-scale crops of 224²,
+    mirrored; the classifier at five times the rate, gradient norm 20; 74.1 % top-1 over 10×3 views.
 
     Here the batch passes in four parts, so batch normalisation sees 16 clips at a time; the
     classifier's bias learns as fast as its weights (published: twice as fast); and views are

@@ -93,6 +93,26 @@ def make_targets(
     return targets
 
 
+def make_sets(table: Any) -> tuple[Vocabulary, NDArray[np.float32]]:
+    """The verbs and nouns of a table, and those of each of its rows: float32 [N, V + M] of zeros
+    and ones, verbs first. A cell may hold several.
+
+    Raises:
+        ConfigError: no such columns.
+    """
+    names, parts = [], []
+    for cells in _verbs_and_nouns(table):
+        held = [split_labels(cell) for cell in cells]
+        known = tuple(sorted({name for own in held for name in own}))
+        place = {name: i for i, name in enumerate(known)}
+        hot = np.zeros((len(held), len(known)), dtype=np.float32)
+        for row, own in enumerate(held):
+            hot[row, [place[name] for name in own]] = 1
+        names.append(known)
+        parts.append(hot)
+    return Vocabulary((), verbs=names[0], nouns=names[1]), np.concatenate(parts, axis=1)
+
+
 def split_labels(label: str) -> list[str]:
     """The labels in one cell: "run | jump" holds two."""
     return [name.strip() for name in label.split(SEPARATOR) if name.strip()]
@@ -110,14 +130,19 @@ def _place(name: str, place: dict[str, int]) -> int:
 
 def _pairs(table: Any) -> list[tuple[str, str] | None]:
     """Verb and noun of each row, None where either is blank."""
+    return [pair if all(pair) else None for pair in zip(*_verbs_and_nouns(table), strict=True)]
+
+
+def _verbs_and_nouns(table: Any) -> tuple[list[str], list[str]]:
+    """The cells of both columns, "" where there is nothing."""
     missing = {"verb", "noun"} - set(table.column_names)
     if missing:
         raise ConfigError(
-            f"verb+noun needs the columns verb and noun; {min(missing)!r} is not among "
-            f"{', '.join(table.column_names)}"
+            f"verbs and nouns are in columns of these names; {min(missing)!r} is not among "
+            f"{', '.join(table.column_names)}: add it to the table that is packed"
         )
     verbs, nouns = (
         ["" if cell is None else str(cell).strip() for cell in table.column(name).to_pylist()]
         for name in ("verb", "noun")
     )
-    return [pair if all(pair) else None for pair in zip(verbs, nouns, strict=True)]
+    return verbs, nouns

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from matinee.data.batch import Batch
+from matinee.data.epochs import EpochLoader
 from matinee.data.random import integer_seed
 from matinee.errors import ConfigError, MatineeError
 from matinee.evaluation.run import evaluate_task
@@ -80,7 +81,7 @@ def train(
             f"{splits.note}; {loader.num_items} clips an epoch, {steps_per_epoch} steps",
             *setup.notes,
             describe(optim),
-            f"{device}, {precision} ({reason}); {loader.workers} decoding {loader.mode}",
+            f"{device}, {precision} ({reason}); {_readers(loader)}",
         ],
     )
 
@@ -157,6 +158,10 @@ def train(
         masked=state.masked,
         stopped=stop.name,
     )
+
+
+def _readers(loader: EpochLoader) -> str:
+    return f"{loader.workers} decoding {loader.mode}" if loader.workers else "images in memory"
 
 
 def _step(

@@ -20,7 +20,7 @@ from matinee.tasks.base import Task, place
 from matinee.tasks.build import build_task
 from matinee.tasks.config import ClassificationConfig, ContrastiveConfig
 from matinee.tasks.contrastive import ContrastiveTask
-from matinee.tasks.vocabulary import Vocabulary, make_targets, read_vocabulary
+from matinee.tasks.vocabulary import Vocabulary, make_sets, make_targets, read_vocabulary
 from matinee.training.config import TrainConfig
 
 
@@ -60,6 +60,9 @@ def prepare(pack: DataSet, config: TrainConfig, device: torch.device) -> Setup:
         vocabulary = read_vocabulary(pack.samples, labelled)
         targets = make_targets(pack.samples, labelled, vocabulary, np.arange(len(pack)))
         _check_labels(pack, splits, labelled, vocabulary, targets)
+    elif isinstance(config.task, ContrastiveConfig) and config.task.graded:
+        vocabulary, targets = make_sets(pack.samples)
+        _check_sets(pack, splits, vocabulary, targets)
     else:
         vocabulary, targets = Vocabulary(()), np.full(len(pack), -1, dtype=np.int64)
     if isinstance(config.task, ContrastiveConfig):
@@ -133,23 +136,40 @@ def _check_labels(
 
     Pairs of verb and noun that training never saw are allowed: their verbs and nouns count.
     """
-    hot = targets if targets.ndim == 2 else targets[:, None] == np.arange(len(vocabulary.classes))
-    train = hot[pack.select(splits.train)]
-    if not train.any(axis=1).all():
-        raise ConfigError(f"{pack.path}: training samples without a label (split {splits.train!r})")
-    trained = train.any(axis=0)
+    rows = pack.select(splits.train)
+    labelled = np.asarray(targets.any(axis=1) if targets.ndim == 2 else targets >= 0)
+    _refuse(pack, splits.train, rows, rows[~labelled[rows]], "label")
+    trained = _occurring(targets[rows], len(vocabulary.classes))
     if splits.val is not None and config.labels != "verb+noun":
-        unseen = np.flatnonzero(hot[pack.select(splits.val)].any(axis=0) & ~trained)
+        held = _occurring(targets[pack.select(splits.val)], len(vocabulary.classes))
+        unseen = np.flatnonzero(held & ~trained)
         if len(unseen):
             raise ConfigError(
-                f"{pack.path}: label {vocabulary.classes[unseen[0]]!r} is in split "
-                f"{splits.val!r} but not in the training split {splits.train!r}"
+                f"{pack.path}: {len(unseen)} of {held.sum()} classes of split {splits.val!r} never "
+                f"occur in the training split {splits.train!r}, the first is "
+                f"{vocabulary.classes[unseen[0]]!r}: choose other splits or leave these samples out"
             )
     if trained.sum() < 2:
         raise ConfigError(
             f"{pack.path}: the training split has the single label "
             f"{vocabulary.classes[int(trained.argmax())]!r}; classification needs two or more"
         )
+
+
+def _occurring(targets: NDArray[Any], classes: int) -> NDArray[np.bool_]:
+    """Which classes any of the samples has, [K]."""
+    if targets.ndim == 2:
+        return np.asarray(targets.any(axis=0))
+    return np.bincount(targets[targets >= 0], minlength=classes) > 0
+
+
+def _check_sets(
+    pack: DataSet, splits: Splits, vocabulary: Vocabulary, targets: NDArray[np.float32]
+) -> None:
+    """Refuse training samples without a verb or a noun: their relevancy is undefined."""
+    rows, verbs = pack.select(splits.train), len(vocabulary.verbs)
+    for name, part in (("verb", targets[:, :verbs]), ("noun", targets[:, verbs:])):
+        _refuse(pack, splits.train, rows, rows[~part[rows].any(axis=1)], name)
 
 
 def _say_cut(pack: DataSet, splits: Splits, text: TextTower) -> str:
@@ -166,10 +186,18 @@ def _check_captions(pack: DataSet, splits: Splits) -> None:
     """Refuse samples without a caption."""
     for split in (splits.train, splits.val or splits.train):
         rows = pack.select(split)
-        empty = [int(row) for row in rows if not pack.captions(int(row))]
-        if empty:
-            name = pack.samples.column("sample")[empty[0]].as_py()
-            raise ConfigError(
-                f"{pack.path}: {len(empty)} of {len(rows)} samples in split {split!r} have no "
-                f"caption, the first is {name!r}: fill the column 'text' or leave them out"
-            )
+        empty = np.array([row for row in rows if not pack.captions(int(row))], dtype=np.int64)
+        _refuse(pack, split, rows, empty, "caption (column 'text')")
+
+
+def _refuse(
+    pack: DataSet, split: str | None, rows: NDArray[np.int64], bare: NDArray[np.int64], what: str
+) -> None:
+    """An error about the samples `bare` of a split's `rows`, if there are any."""
+    if len(bare):
+        name = pack.samples.column("sample")[int(bare[0])].as_py()
+        where = "in all" if split is None else f"of split {split!r}"
+        raise ConfigError(
+            f"{pack.path}: {len(bare)} of {len(rows)} samples {where} have no {what}, the first is "
+            f"{name!r}: give them one or leave them out"
+        )

@@ -100,13 +100,11 @@ def hold_out(samples: Iterable[Sample], fraction: float) -> tuple[list[Sample], 
     usually follow one another. Returns the samples and a sentence about what was done.
     """
     samples = list(samples)
-    videos: dict[str, list[str]] = defaultdict(list)
+    videos: dict[str, set[str]] = defaultdict(set)
     for sample in samples:
-        if sample.video not in videos[sample.label or ""]:
-            videos[sample.label or ""].append(sample.video)
+        videos[sample.label or ""].add(sample.video)
     held: set[str] = set()
-    for names in videos.values():
-        names.sort()
+    for names in map(sorted, videos.values()):
         count = round(len(names) * fraction)
         held.update(names[len(names) - count :] if count else [])
     done = [replace(sample, split="val" if sample.video in held else "train") for sample in samples]

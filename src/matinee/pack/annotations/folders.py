@@ -15,7 +15,7 @@ from matinee.pack.annotations.base import (
     video_id,
 )
 
-_SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val",
+SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val",
            "validation": "val", "test": "test", "testing": "test"}  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def read_class_folders(root: Path, *, val_fraction: float = 0.2) -> Annotations:
             f"{root} has no folders: expected one folder a class ({root}/<class>/<video>), "
             "or give --labels labels.csv"
         )
-    by_split = all(folder.name.lower() in _SPLITS for folder in top)
+    by_split = all(folder.name.lower() in SPLITS for folder in top)
     videos: list[VideoFile] = []
     samples: list[Sample] = []
     bystanders: list[tuple[str, str]] = [
@@ -54,7 +54,7 @@ def read_class_folders(root: Path, *, val_fraction: float = 0.2) -> Annotations:
                 found += 1
                 name = video_id(file, root)
                 videos.append(VideoFile(name, file))
-                split = _SPLITS[outer.name.lower()] if by_split else None
+                split = SPLITS[outer.name.lower()] if by_split else None
                 samples.append(Sample(name, name, label=folder.name, split=split))
             if not found:
                 raise AnnotationError(
