@@ -69,7 +69,9 @@ def make_loader(captions=CAPTIONS, *, invalid=(), columns=None):
         valid = [item not in invalid for item in part]
         batches.append(
             Batch(
-                video=torch.tensor([VECTORS[item] for item in part]).float()[..., None, None, None],
+                video=torch.tensor(np.array([VECTORS[p] for p in part])).float()[
+                    ..., None, None, None
+                ],
                 target=torch.full((len(part),), -1),
                 valid=torch.tensor(valid),
                 index=torch.tensor(rows),

@@ -160,7 +160,7 @@ def test_what_cannot_be_an_encoder_is_refused_in_one_line(config, words):
 
 
 def test_an_encoders_pictures_are_whole_patches():
-    with pytest.raises(ConfigError, match="--clip.size 36"):
+    with pytest.raises(ConfigError, match=r"--clip\.size 36"):
         build_encoder(VIT, size=36)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from matinee.data.loader import Batch
+from matinee.data.batch import Batch
 from matinee.models.base import VideoModel
 from matinee.models.dual import DualEncoder
 from matinee.models.text import ClipText
@@ -91,10 +91,10 @@ def run_step(task, parts, dtype):
             clips=CLIPS,
             parts=parts,
             next_batch=lambda: next(batches),
-            reseed=lambda part: torch.manual_seed(part),
+            reseed=torch.manual_seed,
             autocast=nullcontext,
             spans=Spans(),
-        )  # fmt: skip
+        )
     )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from matinee.data.loader import Batch
+from matinee.data.batch import Batch
 from matinee.errors import ConfigError
 from matinee.models.config import Joint, ModelConfig
 from matinee.tasks.build import build_task
@@ -146,7 +146,7 @@ def test_what_an_invalid_clip_shows_changes_no_gradient(task):
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0, 1.2, float("nan")])
 def test_a_ratio_outside_its_bounds_is_refused(ratio):
-    with pytest.raises(ConfigError, match="--task.mask-ratio"):
+    with pytest.raises(ConfigError, match=r"--task\.mask-ratio"):
         MaskedConfig(mask_ratio=ratio)
 
 
@@ -161,5 +161,5 @@ def test_a_decode_ratio_that_no_cell_of_four_allows_is_refused_when_built():
 
 
 def test_a_decoder_without_heads_is_refused():
-    with pytest.raises(ConfigError, match="--task.decoder-heads 0"):
+    with pytest.raises(ConfigError, match=r"--task\.decoder-heads 0"):
         MaskedConfig(decoder_heads=0)

@@ -87,7 +87,7 @@ def test_updates_follow_the_published_rule(name):
     """Three steps in float64: SGD with momentum; AdamW (arXiv 1711.05101, Algorithm 2); Lion
     (arXiv 2302.06675, Algorithm 2). With betas of 0.8 and 0.95."""
     torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(4, 4, dtype=torch.float64))
+    weight = torch.nn.Parameter(torch.randn(40, 40, dtype=torch.float64))
     holder = torch.nn.Module()
     holder.weight = weight
     config = OptimConfig(name=name, lr=0.1, weight_decay=0.01, momentum=0.9, betas=(0.8, 0.95))
@@ -95,7 +95,7 @@ def test_updates_follow_the_published_rule(name):
     w = weight.detach().clone()
     m, v = torch.zeros_like(w), torch.zeros_like(w)
     for step in range(1, 4):
-        gradient = torch.randn(4, 4, dtype=torch.float64)
+        gradient = torch.randn(40, 40, dtype=torch.float64)
         weight.grad = gradient.clone()
         optimizer.step()
         if name == "sgd":

@@ -15,7 +15,9 @@ from matinee.measure.report import write_report
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """One self-contained HTML page: curves, confusion matrices, examples, where the time went."""
+    """One self-contained HTML page: curves, the numbers of each task, confusion and calibration, clips
+    classified, retrieved or reconstructed, and where the time went.
+    """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Folders of runs; several are compared."""

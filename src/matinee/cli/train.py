@@ -46,6 +46,7 @@ def main(args: Sequence[str]) -> int:
     command = parse(
         TrainCommand, args[1:], f"train {args[0]}",
         default=TrainCommand(tiny(config) if small else config), description=inspect.getdoc(make),
+        config=(tyro.conf.AvoidSubcommands,),  # the recipe chooses among kinds, flags their fields
     )  # fmt: skip
     progress: Progress = Silent()
     if command.progress != "none":

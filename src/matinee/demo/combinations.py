@@ -55,7 +55,12 @@ def write_combinations(
 
     Returns:
         The path of labels.csv.
+
+    Raises:
+        ValueError: no copies, or what `split_combinations` and `write_videos` refuse.
     """
+    if copies < 1:
+        raise ValueError(f"copies={copies}: at least 1")
     train, test = split_combinations(held_out, seed=seed)
     videos: list[tuple[str, str, list[Segment]]] = []
     for split, items in (("train", train * copies), ("test", test)):

@@ -170,8 +170,6 @@ def write_shapes(
     """
     if min(counts := (train_videos, test_videos, segments_per_video, fps)) < 1:
         raise ValueError(f"train, test videos, segments, fps are {counts}: give 1 or more of each")
-    if min(size) < 16 or any(side % 2 for side in size):
-        raise ValueError(f"size={size}: give an even height and width of 16 or more")
 
     videos = [("train", i) for i in range(train_videos)] + [("test", i) for i in range(test_videos)]
     planned = (
@@ -190,7 +188,13 @@ def write_videos(
     fps: int,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Write `videos/NAME.mp4` for each of `count` (split, name, segments), and `labels.csv`."""
+    """Write `videos/NAME.mp4` for each of `count` (split, name, segments), and `labels.csv`.
+
+    Raises:
+        ValueError: a size H.264 4:2:0 cannot hold.
+    """
+    if min(size) < 16 or any(side % 2 for side in size):
+        raise ValueError(f"size={size}: give an even height and width of 16 or more")
     (folder / "videos").mkdir(parents=True, exist_ok=True)
     labels = folder / "labels.csv"
     with labels.open("w", newline="", encoding="utf-8") as file:

@@ -46,7 +46,7 @@ def evaluate(
     Returns:
         run, step, task, data, split, views, samples, skipped, predictions, and the task's metrics:
         of classification top1, top5, macro_f1, weighted_f1, ece, per_class, confusion, classes.
-        Also written to `<run>/eval-[<data>-]<split>-<views>.json`.
+        Also written to `<run>/eval-[<data>-]<split>-<views>[-logits].json`.
 
     Raises:
         ConfigError: no such run, pack or split, or labels the run was not trained on.
@@ -88,11 +88,13 @@ def evaluate(
         "data": str(path),
         "split": split,
         "views": f"{views[0]}x{views[1]}",
+        "average": average,
         **result.metrics,
         "predictions": result.predictions,
     }
     where = split if data is None else f"{path.name}-{split}"
     name = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in where)
-    file = loaded.folder.path / f"eval-{name}-{report['views']}.json"
+    how = report["views"] + ("-logits" if average == "logits" else "")
+    file = loaded.folder.path / f"eval-{name}-{how}.json"
     write_whole(file, (json.dumps(report, indent=1) + "\n").encode())
     return report

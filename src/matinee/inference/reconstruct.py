@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matinee.data.batch import Batch
-from matinee.data.loader import ClipLoader
+from matinee.data.open_loader import open_loader
 from matinee.data.sampling import uniform_segments
 from matinee.errors import ConfigError, MatineeError
 from matinee.inference.load import LoadedRun, load_run
