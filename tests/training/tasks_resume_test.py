@@ -115,13 +115,3 @@ def test_a_stopped_run_resumes_to_the_same_rows_and_weights(actions, tmp_path, k
                 assert torch.equal(found[place], value), place
             else:
                 assert found[place] == value, place
-
-
-def test_a_stop_changes_what_follows_if_a_step_is_lost(actions, tmp_path):
-    """Or the test above could not fail: another seed ends elsewhere."""
-    from dataclasses import replace
-
-    config = settings("masked", actions, tmp_path / "a")
-    train(config)
-    train(replace(config, run=replace(config.run, out=str(tmp_path / "b"), seed=8)))
-    assert rows(tmp_path / "a") != rows(tmp_path / "b")

@@ -15,7 +15,7 @@ from matinee.measure.report import write_report
 
 @dataclass(frozen=True)
 class ReportCommand:
-    """One self-contained HTML page: curves, the numbers of each task, confusion and calibration, clips
+    """One self-contained HTML page: curves, the numbers of each task, confusion, calibration, clips
     classified, retrieved or reconstructed, and where the time went.
     """
 

@@ -47,7 +47,7 @@ def run_retrieval(
         if clips is None:
             return None
         pack = loader.pack
-        captions = [pack.captions(int(row)) for row in clips.index]
+        captions = pack.captions_of(clips.index)
         check_texts([" ".join(own) for own in captions], clips.samples)
         texts = [text for own in captions for text in own]
         clip_of_text = np.repeat(np.arange(len(captions)), [len(own) for own in captions])

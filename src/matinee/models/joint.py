@@ -19,7 +19,7 @@ one class token and zero temporal embedding, AVION arXiv 2309.16669.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
@@ -29,8 +29,8 @@ from torch.utils.checkpoint import checkpoint
 from matinee.errors import ConfigError
 from matinee.extras import require
 from matinee.models.base import VideoModel
-from matinee.models.patches import check_size, embed_patches, inflate, make_tubelets, patchify
-from matinee.models.positions import interpolate_space, interpolate_time, sine_table
+from matinee.models.patches import check_size, embed_patches, make_tubelets, patchify
+from matinee.models.positions import sine_table
 
 
 class JointModel(VideoModel):
@@ -138,32 +138,6 @@ class JointModel(VideoModel):
         if prefix is not None and self.class_token == "frame":
             prefix = (prefix[:, None] + time).flatten(1, 2)
         return prefix, patches.flatten(1, 2)
-
-    def fit_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A copy of `state` (keys of this network) brought to this network's sizes.
-
-        Position embeddings of another input size or number of frames are interpolated, an image's
-        patch kernel becomes a tubelet's, and a network with sine-cosine positions leaves learned
-        ones out. Whatever else does not fit is left for the loader to report.
-
-        Raises:
-            ConfigError: the position embedding is of no square grid.
-        """
-        out = dict(state)
-        vit, space, time = self.backbone, "backbone.pos_embed", "temporal_embed"
-        kernel = "backbone.patch_embed.proj.weight"
-        if self.temporal_embed is None:
-            out.pop(space, None)
-            out.pop(time, None)
-        if space in out and vit.pos_embed is not None:
-            prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-            if out[space].shape[1] != vit.pos_embed.shape[1]:
-                out[space] = interpolate_space(out[space], vit.patch_embed.grid_size, prefix)
-        if time in out:
-            out[time] = interpolate_time(out[time], self.steps)
-        if kernel in out and self.tubelet > 1 and out[kernel].ndim == 4:
-            out[kernel] = inflate(out[kernel], self.tubelet)
-        return out
 
 
 def use_fused_attention(vit: nn.Module) -> None:

@@ -18,7 +18,7 @@ Source: VideoMAE, arXiv 2203.12602, §3; VideoMAE V2, arXiv 2303.16727, §3.2; M
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -233,20 +233,6 @@ class MaskedAutoencoder(nn.Module):
             middle, spread = _statistics(pixels)
             pixels = (pixels - middle) / spread
         return pixels.transpose(2, 3).flatten(2)  # [B, M, P·3]
-
-
-def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """From a `MaskedAutoencoder`'s state, the part that a `JointModel` for fine-tuning takes.
-
-    That network has sine-cosine positions and a norm after mean pooling (`fc_norm`), which starts
-    anew like the classifier; the encoder's own last norm is left out, as in the published code.
-    """
-    mine = {key.removeprefix("encoder."): v for key, v in state.items() if _of_encoder(key)}
-    return {f"backbone.{key}": value for key, value in mine.items()}
-
-
-def _of_encoder(key: str) -> bool:
-    return key.startswith("encoder.") and not key.startswith("encoder.norm.")
 
 
 def _places(wanted_BN: Tensor, tokens: int, what: str) -> Tensor:

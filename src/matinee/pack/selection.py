@@ -29,10 +29,15 @@ class SampleTable:
 
     def captions(self, index: int) -> tuple[str, ...]:
         """What is said about sample `index`: the lines of its `text`, none without that column."""
+        return self.captions_of(np.array([index]))[0]
+
+    def captions_of(self, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
+        """`captions` of many samples at once."""
         if "text" not in self.samples.column_names:
-            return ()
-        text = self.samples.column("text")[index].as_py() or ""
-        return tuple(line.strip() for line in text.splitlines() if line.strip())
+            return [()] * len(rows)
+        texts = self.samples.column("text").take(pa.array(rows)).to_pylist()
+        lines = ((text or "").splitlines() for text in texts)
+        return [tuple(line.strip() for line in own if line.strip()) for own in lines]
 
     def splits(self) -> dict[str, int]:
         """Samples of each split; samples without one count under ""."""

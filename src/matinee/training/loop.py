@@ -87,6 +87,7 @@ def train(
 
     def save() -> None:
         _check_finite(state, folder)
+        _check_weights(state, folder)
         with spans("save"):
             folder.save_checkpoint(
                 {
@@ -202,8 +203,8 @@ def _step(
     with spans("optimizer"):
         if read == 0:
             raise MatineeError(
-                f"step {state.step}: none of the batch's {optim.batch_size} clips could be read, "
-                f"the last: {state.loader.failed[-1]}"
+                f"step {state.step + 1}: none of the batch's {optim.batch_size} clips could be "
+                f"read, the last: {state.loader.failed[-1]}"
             )
         parameters = [p for p in task.parameters() if p.grad is not None]
         if read < optim.batch_size:
@@ -214,9 +215,7 @@ def _step(
             norm = torch.nn.utils.clip_grad_norm_(parameters, optim.clip_norm)
         else:
             norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        norm = norm.detach()
-        state.norms = norm if state.norms is None else state.norms + norm
-        _note_bad(state, outcome.loss + norm)
+        _note_bad(state, outcome.loss + norm.detach())
         for group in state.optimizer.param_groups:
             group["lr"] = lr * group.get("lr_scale", 1.0)
         state.optimizer.step()
@@ -242,8 +241,7 @@ def _log_row(
         "masked": state.masked,
         "spans": spans.take(),
     }
-    state.loss = state.norms = None
-    state.sums, state.clips = {}, 0
+    state.loss, state.sums, state.clips = None, {}, 0
     return row
 
 
@@ -257,23 +255,34 @@ def _note_bad(state: TrainState, value: torch.Tensor) -> None:
 
 
 def _check_finite(state: TrainState, folder: RunFolder) -> None:
-    """Stop before weights that are not finite are saved, naming the step and its clips."""
+    """Stop before a loss that is not finite is logged, naming the step (from 1) and its clips."""
     step = -1 if state.first_bad is None else int(state.first_bad)
     if step >= 0:
-        held = folder.checkpoint_step()
-        last = (
-            f"the last checkpoint, {folder.checkpoint_file}, is from step {held} and finite"
-            if held is not None
-            else "there is no checkpoint yet"
-        )
         samples = state.recent[step]
         more = f" and {len(samples) - 16} more" if len(samples) > 16 else ""
         raise MatineeError(
-            f"the loss or its gradient is not finite in step {step}, on samples "
+            f"the loss or its gradient is not finite in step {step + 1}, on samples "
             f"{', '.join(samples[:16])}{more}: lower --optim.lr, set --optim.clip-norm, or look at "
-            f"these samples; {last}"
+            f"these samples; {_last_finite(folder)}"
         )
     state.recent.clear()
+
+
+def _check_weights(state: TrainState, folder: RunFolder) -> None:
+    """Stop before weights that are not finite are saved: a step can be too far for their range."""
+    finite = torch.stack([p.isfinite().all() for p in state.model.parameters()])
+    if not finite.all():
+        raise MatineeError(
+            f"weights are not finite after step {state.step}, though the loss still was: lower "
+            f"--optim.lr or set --optim.clip-norm; {_last_finite(folder)}"
+        )
+
+
+def _last_finite(folder: RunFolder) -> str:
+    held = folder.checkpoint_step()
+    if held is None:
+        return "there is no checkpoint yet"
+    return f"the last checkpoint, {folder.checkpoint_file}, is from step {held} and finite"
 
 
 def _resume(

@@ -174,7 +174,7 @@ def _check_sets(
 
 def _say_cut(pack: DataSet, splits: Splits, text: TextTower) -> str:
     rows = pack.select(splits.train)
-    captions = [caption for row in rows for caption in pack.captions(int(row))]
+    captions = [caption for own in pack.captions_of(rows) for caption in own]
     cut = text.count_cut(captions)
     return (
         f"{len(captions)} captions of {len(rows)} clips; "
@@ -186,7 +186,7 @@ def _check_captions(pack: DataSet, splits: Splits) -> None:
     """Refuse samples without a caption."""
     for split in (splits.train, splits.val or splits.train):
         rows = pack.select(split)
-        empty = np.array([row for row in rows if not pack.captions(int(row))], dtype=np.int64)
+        empty = rows[[not own for own in pack.captions_of(rows)]]
         _refuse(pack, split, rows, empty, "caption (column 'text')")
 
 

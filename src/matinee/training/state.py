@@ -15,10 +15,10 @@ from matinee.data.epochs import EpochLoader
 class TrainState:
     """The whole state of a run, saved at the boundary between two steps.
 
-    `step` steps are done; `validated` epochs have been validated; `loss`, `sums` (of the task) and
-    `norms` (of gradients) are over the `clips` since the last log line. `first_bad` is the first
-    step whose loss or gradient was not finite, -1 as long as there is none, on the device so that
-    no step waits for it; `recent` holds the samples of the steps since it was last looked at.
+    `step` steps are done; `validated` epochs have been validated; `loss` and `sums` (of the task)
+    are over the `clips` since the last log line. `first_bad` is the first step (from 0) whose loss
+    or gradient was not finite, -1 as long as there is none, on the device so that no step waits for
+    it; `recent` holds the samples of the steps since it was last looked at.
     Randomness needs no state: it derives from the seed and the step.
     """
 
@@ -29,7 +29,6 @@ class TrainState:
     validated: int = 0
     loss: torch.Tensor | None = None
     sums: dict[str, torch.Tensor] = field(default_factory=dict)
-    norms: torch.Tensor | None = None
     clips: int = 0
     masked: int = 0
     first_bad: torch.Tensor | None = None
@@ -44,7 +43,6 @@ class TrainState:
             "validated": self.validated,
             "loss": self.loss,
             "sums": self.sums,
-            "norms": self.norms,
             "clips": self.clips,
             "masked": self.masked,
         }
@@ -56,6 +54,4 @@ class TrainState:
         self.step, self.validated = state["step"], state["validated"]
         self.clips, self.masked = state["clips"], state["masked"]
         self.sums = {name: value.to(device) for name, value in state["sums"].items()}
-        self.loss, self.norms = (
-            None if state[name] is None else state[name].to(device) for name in ("loss", "norms")
-        )
+        self.loss = None if state["loss"] is None else state["loss"].to(device)
