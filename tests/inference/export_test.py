@@ -81,7 +81,7 @@ def test_the_card_says_what_was_trained_on_what_and_measured_how(causal_run, tmp
     assert f"`eval-val-2x1.json`: top1 {report['top1']:.3f}" in card and "6 samples" in card
     assert "18 samples (12 in train, 6 in val)" in card and "12 samples were trained on" in card
     assert "`left`, `right`" in card and "[batch, 3, 4, 32, 32]" in card
-    assert "4 frames, 3 apart" in card and "square of 0.75" in card
+    assert "4 frames, 3 apart" in card and "square, 0.75 of the short side" in card
     norm = load_run(causal_run, device="cpu").normalisation
     assert all(f"{value:g}" in card for value in (*norm.mean, *norm.std))
     written = [p.read_bytes() for p in (tmp_path / "out").iterdir()]

@@ -10,8 +10,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matinee.cli.common import counting, out, parse, table, write_json
+from matinee.errors import ConfigError
 from matinee.evaluation.views import Average, parse_views
+from matinee.inference.egomcq import egomcq
 from matinee.inference.evaluate import evaluate
+from matinee.inference.zero_shot import zero_shot
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,11 @@ class EvalCommand:
     """A clip that cannot be read: stop, or skip the sample and count it."""
     device: str = "auto"
     """auto: a GPU if there is one; cpu; cuda:1."""
+    zero_shot: bool = False
+    """Of a contrastive run: tell the pack's labels by their names instead of finding captions
+    (arXiv 2103.00020, §3.1)."""
+    egomcq: Path | None = None
+    """Of a contrastive run: a file of EgoMCQ questions, whose clips are the samples of --data."""
     json: str | None = None
     """Write metrics and predictions to this file as well; - for standard output."""
 
@@ -46,16 +54,44 @@ class EvalCommand:
 def main(args: Sequence[str]) -> int:
     command = parse(EvalCommand, args, "eval")
     views = parse_views(command.views) if command.views is not None else None
+    if command.zero_shot and command.egomcq is not None:
+        raise ConfigError("--zero-shot and --egomcq are two evaluations: ask for one")
+    shared: dict[str, Any] = {
+        "batch_size": command.batch_size, "workers": command.workers, "device": command.device,
+    }  # fmt: skip
+    masked = command.on_error == "mask"
     with counting("evaluating", "clips") as step:
-        report = evaluate(
-            command.run, data=command.data, split=command.split, views=views,
-            average=command.average, batch_size=command.batch_size, workers=command.workers,
-            device=command.device, mask_errors=command.on_error == "mask", on_progress=step,
-        )  # fmt: skip
+        if command.zero_shot:
+            report = zero_shot(
+                command.run, data=command.data, split=command.split, views=views or (1, 1),
+                mask_errors=masked, on_progress=step, **shared,
+            )  # fmt: skip
+        elif command.egomcq is not None:
+            if command.data is None:
+                raise ConfigError("--egomcq needs the pack of its clips: --data PACK")
+            report = egomcq(
+                command.run, command.egomcq, command.data, views=views or (1, 1),
+                on_progress=step, **shared,
+            )  # fmt: skip
+        else:
+            report = evaluate(
+                command.run, data=command.data, split=command.split, views=views,
+                average=command.average, mask_errors=masked, on_progress=step, **shared,
+            )  # fmt: skip
     write_json(command.json, report)
     if command.json != "-":
-        show(report)
+        if command.egomcq is not None:
+            _show_egomcq(report)
+        else:
+            show(report)
     return 0
+
+
+def _show_egomcq(report: dict[str, Any]) -> None:
+    out.print(f"{report['run']} at step {report['step']} on {report['data']}, EgoMCQ")
+    kinds = [(k, report[f"{k}_video"], report[f"{k}_questions"]) for k in ("inter", "intra")]
+    rows = [[f"{k}-video", "–" if v is None else f"{v:.3f}", n] for k, v, n in kinds]
+    table(["clips", "accuracy", "questions"], rows)
 
 
 def show(report: dict[str, Any]) -> None:

@@ -21,8 +21,8 @@ _NO_METRICS = ("step", "samples", "skipped", "epoch", "cut", "captions")
 
 _TASKS = {
     "classification": "It names the class of a clip.",
-    "contrastive": "It turns clips and sentences into unit vectors; a clip lies near what is said "
-    "about it.",
+    "contrastive": "It and a text tower turn clips and sentences into unit vectors; a clip lies "
+    "near what is said about it. The parameters are those of both towers.",
     "masked": "It was trained to reconstruct hidden parts of clips; its encoder is meant for "
     "fine-tuning.",
 }
@@ -96,7 +96,7 @@ def _input(run: LoadedRun, graphs: Sequence[Written]) -> str:
         f"- Clips: float32 `[batch, 3, {clip.frames}, {clip.size}, {clip.size}]`: RGB, frames, "
         "height, width; any batch size.",
         f"- Frames: {how}.",
-        f"- Picture: the central square of {clip.center_scale:g} of the short side, scaled to "
+        f"- Picture: the central square, {clip.center_scale:g} of the short side wide, scaled to "
         f"{clip.size} × {clip.size}.",
         f"- Colours: RGB between 0 and 1, minus the mean ({mean}), divided by the deviation "
         f"({std}).",

@@ -69,7 +69,7 @@ def name_classes(
         return vectors
 
     vectors = class_embeddings(embed_text, [as_words(name) for name in classes], templates)
-    return NamedClasses(tuple(classes), vectors, 1 / float(task.model.scale()), cut)
+    return NamedClasses(tuple(classes), vectors, 1 / float(task.model.scale().detach()), cut)
 
 
 def as_words(label: str) -> str:

@@ -29,15 +29,17 @@ class SampleTable:
 
     def captions(self, index: int) -> tuple[str, ...]:
         """What is said about sample `index`: the lines of its `text`, none without that column."""
-        return self.captions_of(np.array([index]))[0]
+        if "text" not in self.samples.column_names:
+            return ()
+        # Taking rows of a column in several parts joins them first: too slow for a single row.
+        return _lines(self.samples.column("text")[index].as_py())
 
     def captions_of(self, rows: NDArray[np.int64]) -> list[tuple[str, ...]]:
         """`captions` of many samples at once."""
         if "text" not in self.samples.column_names:
             return [()] * len(rows)
         texts = self.samples.column("text").take(pa.array(rows)).to_pylist()
-        lines = ((text or "").splitlines() for text in texts)
-        return [tuple(line.strip() for line in own if line.strip()) for own in lines]
+        return [_lines(text) for text in texts]
 
     def splits(self) -> dict[str, int]:
         """Samples of each split; samples without one count under ""."""
@@ -75,3 +77,7 @@ class SampleTable:
                 f"{self.path} has no sample with {column} {values!r}; it has: {known}"
             )
         return found.astype(np.int64)
+
+
+def _lines(text: str | None) -> tuple[str, ...]:
+    return tuple(line.strip() for line in (text or "").splitlines() if line.strip())
