@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("cifar", type=Path)
     parser.add_argument("--out", type=Path, required=True, help="folder for images and run")
     parser.add_argument("--limit", type=int, default=500, help="images a class and split")
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--size", type=int, default=96)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="result file")

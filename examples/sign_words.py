@@ -79,7 +79,11 @@ def main() -> None:
     )
     found = matinee.evaluate(run, split="train")
     result = {name: value for name, value in found.items() if name[:4] in ("t2v_", "v2t_")}
-    result |= {"clips": found["samples"], "captions": found["captions"], "seconds": time.perf_counter() - begin}
+    result |= {
+        "clips": found["samples"],
+        "captions": found["captions"],
+        "seconds": time.perf_counter() - begin,
+    }
     print(json.dumps(result, indent=1))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")

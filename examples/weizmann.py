@@ -48,7 +48,7 @@ def weights() -> str:
 
 
 def config(data: str, out: str, train: str, test: str, *, seed: int = 0) -> TrainConfig:
-    """The recipe tsm-motion on people `train`, tested on people `test`."""
+    """The recipe tsm_motion on people `train`, tested on people `test`."""
     recipe = tsm_motion(data, out)
     return replace(
         recipe,

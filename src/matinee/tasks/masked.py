@@ -27,7 +27,8 @@ class MaskedTask(Task):
     def __init__(self, model: MaskedAutoencoder, config: MaskedConfig) -> None:
         super().__init__()
         self.model, self.config = model, config
-        self.masks(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))  # refuses a bad ratio
+        cpu = torch.device("cpu")
+        self.masks(torch.zeros(1, dtype=torch.int64, device=cpu), cpu)  # refuses a bad ratio
 
     def forward(self, batch: Batch) -> Outcome:
         """Mean squared error over hidden patches, summed over valid clips."""
