@@ -156,6 +156,7 @@ def test_the_command_prints_a_line_a_frame_and_a_summary(causal_run, clip, tmp_p
     spent = [frame["milliseconds"] for frame in saved["frames"]]
     assert saved["summary"]["mean_ms"] == pytest.approx(np.mean(spent))
     assert saved["summary"]["p95_ms"] == pytest.approx(np.quantile(spent, 0.95))
+    assert saved["summary"]["max_ms"] == max(spent)
     assert main(["predict", str(causal_run), str(clip), "--live", str(clip)]) == 2
     assert "leave out" in capsys.readouterr().err
     assert main(["predict", str(causal_run), str(clip), "--every", "2"]) == 2
@@ -183,4 +184,6 @@ def test_ctrl_c_ends_with_the_summary(causal_run, clip, monkeypatch, capsys):
 
 
 def test_a_summary_of_nothing():
-    assert summarise([]) == {"frames": 0, "mean_ms": None, "p50_ms": None, "p95_ms": None}
+    assert summarise([]) == {
+        "frames": 0, "mean_ms": None, "p50_ms": None, "p95_ms": None, "max_ms": None,
+    }  # fmt: skip

@@ -129,7 +129,7 @@ def _follow(command: PredictCommand) -> int:
     write_json(command.json, {**about, "summary": summary, "frames": rows})
     latency = (
         f"mean {summary['mean_ms']:.1f} ms, median {summary['p50_ms']:.1f} ms, "
-        f"95 % within {summary['p95_ms']:.1f} ms"
+        f"95 % within {summary['p95_ms']:.1f} ms, longest {summary['max_ms']:.1f} ms"
         if frames
         else "no latency to tell"
     )

@@ -42,6 +42,9 @@ def export(run: str | Path | LoadedRun, out: str | Path, *, to: Target) -> Expor
     compared with the network (Note [Checked graphs]). With both config.json, vocabulary.json and
     README.md, the model card.
 
+    Args:
+        run: its folder, or a run loaded on the CPU.
+
     Raises:
         ConfigError: no such run, a folder that is not empty, a network that cannot be exported.
         MatineeError: an ONNX graph does not compute what the network does.
@@ -51,6 +54,7 @@ def export(run: str | Path | LoadedRun, out: str | Path, *, to: Target) -> Expor
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists already: choose another --out")
     loaded = run if isinstance(run, LoadedRun) else load_run(run, device="cpu")
+    assert loaded.device.type == "cpu", "graphs are traced and compared on the CPU"
     with _made_whole(out) as folder:
         graphs: tuple[Written, ...] = ()
         if to == "onnx":

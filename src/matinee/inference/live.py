@@ -118,17 +118,13 @@ def live(
 
 
 def summarise(frames: Sequence[LiveFrame]) -> dict[str, Any]:
-    """frames, and mean_ms, p50_ms, p95_ms of their latency (None without frames)."""
+    """frames, and mean_ms, p50_ms, p95_ms, max_ms of their latency (None without frames)."""
+    names = ("mean_ms", "p50_ms", "p95_ms", "max_ms")
     spent = np.array([frame.milliseconds for frame in frames])
     if not len(spent):
-        return {"frames": 0, "mean_ms": None, "p50_ms": None, "p95_ms": None}
-    middle, most = np.percentile(spent, [50, 95])
-    return {
-        "frames": len(spent),
-        "mean_ms": float(spent.mean()),
-        "p50_ms": float(middle),
-        "p95_ms": float(most),
-    }
+        return {"frames": 0, **dict.fromkeys(names)}
+    values = (spent.mean(), *np.percentile(spent, [50, 95, 100]))
+    return {"frames": len(spent), **dict(zip(names, map(float, values), strict=True))}
 
 
 def _causal_network(run: LoadedRun) -> FrameModel:

@@ -13,7 +13,7 @@ from matinee.errors import MatineeError
 from matinee.inference.graphs import CHECKED, TOLERANCE, Written
 from matinee.inference.load import LoadedRun
 from matinee.pack.open import open_data
-from matinee.tasks.config import ContrastiveConfig, SentenceTextConfig
+from matinee.tasks.config import ClassificationConfig, ContrastiveConfig, SentenceTextConfig
 from matinee.training.setup import choose_splits
 
 _SHOWN = 40  # classes that are named
@@ -80,6 +80,14 @@ def _what(run: LoadedRun) -> str:
         named = ", ".join(f"`{name}`" for name in classes[:_SHOWN])
         more = ", … (all in vocabulary.json)" if len(classes) > _SHOWN else ""
         said += f"\n\nIts {len(classes)} classes, in the order of its outputs: {named}{more}."
+    config = run.config.task
+    if isinstance(config, ClassificationConfig):
+        several = config.labels == "multi"
+        said += (
+            " Outputs are logits: the logistic function of each is the probability of its label."
+            if several
+            else " Outputs are logits: their softmax gives probabilities."
+        )
     return said
 
 
