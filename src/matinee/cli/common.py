@@ -53,6 +53,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
 
 
 @contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Say what takes a while and cannot be counted: a spinner on a terminal, else a line."""
+    if err.is_terminal:
+        with err.status(what):
+            yield
+    else:
+        err.print(f"{what} …")
+        yield
+
+
+@contextmanager
 def counting(name: str, unit: str = "") -> Iterator[Callable[..., None]]:
     """A progress bar, updated by `step(done, total, note="")`; on plain output a line each 10 %."""
     with progress_bar(err, "note", disable=not err.is_terminal) as bar:

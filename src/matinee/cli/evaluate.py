@@ -153,6 +153,11 @@ def _show_retrieval(report: dict[str, Any]) -> None:
         f"{report['captions']} captions as queries and as candidates, {report['cut']} of them cut "
         "to the context"
     )
+    if report["repeated"]:
+        out.print(
+            f"{report['repeated']} captions repeat another's words: only a caption's own clip is "
+            "right, so recall cannot reach 1"
+        )
     columns = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "median_rank": "median rank",
                "mean_rank": "mean rank"}  # fmt: skip
     rows = [[told, *(report[f"{way}_{name}"] for name in columns)] for way, told in _WAYS.items()]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from matinee.cli.common import out, parse
+from matinee.cli.common import busy, out, parse
 from matinee.inference.export import Target, export
 from matinee.inference.graphs import CHECKED, TOLERANCE
 
@@ -31,7 +31,9 @@ class ExportCommand:
 
 def main(args: Sequence[str]) -> int:
     command = parse(ExportCommand, args, "export")
-    done = export(command.run, command.out, to=command.to)
+    checked = ", and running it to compare" if command.to == "onnx" else ""
+    with busy(f"writing {command.run} as {command.to}{checked}"):
+        done = export(command.run, command.out, to=command.to)
     for written in done.graphs:
         out.print(
             f"{written.file.name}: opset {written.opset}; differs from the network by "

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from matinee.cli.common import err, out, parse, table, write_json
+from matinee.cli.common import busy, err, out, parse, table, write_json
 from matinee.errors import ConfigError
 from matinee.extras import require
 from matinee.files import write_whole
@@ -41,9 +41,10 @@ def main(args: Sequence[str]) -> int:
     command = parse(ImportCommand, args, "import")
     if command.out.exists() and command.out.samefile(command.weights):
         raise ConfigError(f"--out {command.out} is the file to import: name another")
-    done = convert_weights(command.weights, backbone=command.model, min_match=command.min_match)
-    save = require("safetensors.torch", "train").save
-    write_whole(command.out, save(done.tensors, metadata=done.metadata))
+    with busy(f"translating {command.weights}"):
+        done = convert_weights(command.weights, backbone=command.model, min_match=command.min_match)
+        save = require("safetensors.torch", "train").save
+        write_whole(command.out, save(done.tensors, metadata=done.metadata))
     facts = {**done.metadata, "out": str(command.out), **asdict(done.report)}
     write_json(command.json, facts)
     if command.json != "-":

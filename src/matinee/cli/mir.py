@@ -11,7 +11,7 @@ import numpy as np
 import tyro
 from numpy.typing import NDArray
 
-from matinee.cli.common import out, parse, table, write_json
+from matinee.cli.common import busy, out, parse, table, write_json
 from matinee.errors import ConfigError
 from matinee.evaluation.epic100 import mir_chance, mir_metrics, relevancy_matrix
 from matinee.evaluation.epic100_csv import read_clips, read_sentences
@@ -38,15 +38,18 @@ def main(args: Sequence[str]) -> int:
     clips = read_clips(command.videos)
     sentences = read_sentences(command.sentences, clips)
     similarity = load_similarity(command.similarity, (len(clips), len(sentences)))
-    relevancy = relevancy_matrix(clips.verbs, clips.nouns, sentences.verbs, sentences.nouns)
+    with busy(f"ranking {len(clips)} clips and {len(sentences)} sentences"):
+        relevancy = relevancy_matrix(clips.verbs, clips.nouns, sentences.verbs, sentences.nouns)
+        metrics = mir_metrics(similarity, relevancy, command.map)
+        chance = mir_chance(relevancy, command.map)
     report = {
         "similarity": str(command.similarity),
         "clips": len(clips),
         "sentences": len(sentences),
         "mean_relevancy": float(relevancy.mean(dtype=np.float64)),
         "map": command.map,
-        "metrics": mir_metrics(similarity, relevancy, command.map),
-        "chance": mir_chance(relevancy, command.map),
+        "metrics": metrics,
+        "chance": chance,
     }
     write_json(command.json, report)
     if command.json != "-":

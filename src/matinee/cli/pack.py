@@ -107,7 +107,7 @@ def main(args: Sequence[str]) -> int:
         report = write_pack(
             command.out, annotations, profile, workers=command.workers,
             overwrite=command.overwrite,
-            on_progress=lambda done, total, s: step(done, total, f"videos, {s / 60:.1f} min"),
+            on_progress=lambda done, total, s: step(done, total, f"videos ({s / 60:.1f} min long)"),
         )  # fmt: skip
     if report.was_complete:
         err.print(f"{command.out} was complete already; --overwrite makes it anew")

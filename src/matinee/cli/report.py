@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from matinee.cli.common import out, parse
+from matinee.cli.common import busy, out, parse
 from matinee.measure.report import write_report
 
 
@@ -28,6 +28,7 @@ class ReportCommand:
 def main(args: Sequence[str]) -> int:
     command = parse(ReportCommand, args, "report")
     path = command.out or command.runs[0] / "report.html"
-    write_report(path, command.runs)
+    with busy(f"drawing the report of {len(command.runs)} runs"):
+        write_report(path, command.runs)
     out.print(f"report: {path}")
     return 0

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from matinee.cli.common import err, out, parse
 from matinee.errors import ConfigError
+from matinee.models.config import Shift
 from matinee.recipes import GROUPS, RECIPES, tiny
 from matinee.tasks.config import ContrastiveConfig, MaskedConfig
 from matinee.training.config import TrainConfig
@@ -115,5 +116,7 @@ def _next(config: TrainConfig) -> str:
             )
         case ContrastiveConfig():
             return f'matinee search "what to look for" {data} --run {run}'
+    if isinstance(config.model.temporal, Shift) and config.model.temporal.causal:
+        return f"matinee predict {run} --live /dev/video0"
     several = " --views 3x1" if config.run.views == "1x1" and config.clip.frames > 1 else ""
     return f"matinee eval {run}{several}"

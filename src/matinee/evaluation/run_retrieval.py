@@ -30,7 +30,8 @@ def run_retrieval(
 ) -> Evaluated | None:
     """Recall and ranks in both directions; with columns `verb` and `noun` also EK-100 MIR.
 
-    Every caption is a query. For MIR equal captions are one sentence, and both kinds of mAP are
+    Every caption is a query, and only its own clip is right: `repeated` counts captions whose words
+    another one has too. For MIR equal captions are one sentence, and both kinds of mAP are
     given: `mir_graded_…` as published, `mir_binary_…` as in textbooks.
 
     Raises:
@@ -62,6 +63,7 @@ def run_retrieval(
     metrics |= {
         "samples": len(clips.index),
         "captions": len(texts),
+        "repeated": len(texts) - len(set(texts)),
         "cut": cut,
         "skipped": len(clips.skipped),
     }

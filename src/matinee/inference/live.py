@@ -292,7 +292,7 @@ class _Pixels:
     def __call__(self, frame: av.VideoFrame) -> Tensor | None:
         """None for the first frame of a network that sees differences."""
         row = np.empty(frame_bytes(self._size), np.uint8)
-        self._decoder._write(self._format, frame, [row], self._box, self._size, "i420")
+        self._decoder.convert(self._format, frame, [row], self._box, self._size, "i420")
         run = self._run
         i420 = torch.from_numpy(row)[None, None].to(run.device)
         video = to_video(

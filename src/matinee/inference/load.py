@@ -9,6 +9,7 @@ import torch
 
 from matinee.errors import MatineeError
 from matinee.models.base import Normalisation
+from matinee.models.config import Joint
 from matinee.tasks.base import Task, place
 from matinee.tasks.build import build_task
 from matinee.tasks.vocabulary import Vocabulary
@@ -42,7 +43,11 @@ def load_run(path: str | Path, *, device: str = "auto") -> LoadedRun:
     checkpoint = folder.load_checkpoint()
     where = pick_device(device)
     vocabulary = Vocabulary.from_dict(checkpoint["vocabulary"])
-    model_config = replace(config.model, pretrained="none")  # the checkpoint holds all weights
+    # The checkpoint holds all weights, and nothing is kept for a backward pass.
+    model_config = replace(config.model, pretrained="none")
+    if isinstance(model_config.temporal, Joint):
+        temporal = replace(model_config.temporal, checkpoint=0)
+        model_config = replace(model_config, temporal=temporal)
     built = build_task(
         config.task, model_config, frames=config.clip.frames, size=config.clip.size,
         vocabulary=vocabulary,

@@ -98,7 +98,7 @@ class ClipDecoder:
                 while some := list(islice(wanted, _TOGETHER)):
                     for frame in some:
                         target = [out[row] for row in rows[frame.pts or 0]]
-                        self._write(fmt, frame, target, box, size, pixels)
+                        self.convert(fmt, frame, target, box, size, pixels)
         except (av.FFmpegError, MediaError, EOFError, PermissionError, ValueError) as error:
             self._decoders.pop((fmt.codec, fmt.extradata), None)
             if isinstance(error, MediaError):
@@ -127,7 +127,7 @@ class ClipDecoder:
             decoder.flush_buffers()
         return decoder
 
-    def _write(
+    def convert(
         self,
         fmt: VideoFormat,
         frame: av.VideoFrame,
@@ -136,6 +136,7 @@ class ClipDecoder:
         size: tuple[int, int],
         pixels: Pixels,
     ) -> None:
+        """Crop and scale a decoded frame into each of `rows`, as `decode` does."""
         if (frame.width, frame.height) != (fmt.width, fmt.height):
             raise MediaError(
                 f"the picture changes size to {frame.width}x{frame.height}; "

@@ -71,8 +71,10 @@ def _masked(config: MaskedConfig, model: ModelConfig, *, frames: int, size: int)
         decoder_depth=config.decoder_depth, decoder_width=config.decoder_width,
         decoder_heads=config.decoder_heads, normalise_targets=config.normalise_targets,
     )  # fmt: skip
-    note = f"{model.backbone}, masked autoencoder, {config.mask_ratio:.0%} of tubes hidden"
-    return Built(MaskedTask(network, config), normalisation, (note, _load(network, model)))
+    task = MaskedTask(network, config)
+    hidden, patches = task.hidden_patches()
+    note = f"{model.backbone}, masked autoencoder, {hidden} of a frame's {patches} patches hidden"
+    return Built(task, normalisation, (note, _load(network, model)))
 
 
 def _contrastive(

@@ -37,6 +37,12 @@ class MaskedTask(Task):
         zero = torch.zeros((), device=each.device)
         return Outcome(torch.where(batch.valid, each, zero).sum())
 
+    def hidden_patches(self) -> tuple[int, int]:
+        """How many patches of a frame are hidden, and how many there are."""
+        rows, columns = self.model.encoder.patch_embed.grid_size
+        hidden, _ = self.masks(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))
+        return int(hidden[0, : rows * columns].sum()), rows * columns
+
     def masks(self, seeds: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """Hidden tokens, bool [B, N], and which of them are decoded (None: all)."""
         model, config = self.model, self.config

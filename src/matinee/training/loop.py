@@ -162,7 +162,11 @@ def train(
 
 
 def _readers(loader: EpochLoader) -> str:
-    return f"{loader.workers} decoding {loader.mode}" if loader.workers else "images in memory"
+    return (
+        f"{loader.workers} decoding {loader.mode}"
+        if loader.workers > 1
+        else (f"1 decoding {loader.mode.rstrip('es')}" if loader.workers else "images in memory")
+    )
 
 
 def _step(
@@ -281,7 +285,7 @@ def _check_weights(state: TrainState, folder: RunFolder) -> None:
 def _last_finite(folder: RunFolder) -> str:
     held = folder.checkpoint_step()
     if held is None:
-        return "there is no checkpoint yet"
+        return f"there is no checkpoint yet: remove {folder.path}, or take another --out"
     return f"the last checkpoint, {folder.checkpoint_file}, is from step {held} and finite"
 
 

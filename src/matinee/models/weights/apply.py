@@ -108,9 +108,13 @@ def check(weights: Weights, found: Plan, targets: Collection[str], min_match: fl
     raise ConfigError(
         f"{weights.path} ({weights.layout} names) does not fit: {found.share:.1%} of the weights "
         f"match, {min_match:.0%} are asked for; {len(found.missing)} keys are missing "
-        f"(e.g. {found.missing[:2]}), {len(found.unexpected)} unknown "
-        f"(e.g. {found.unexpected[:2]}){reason}"
+        f"({_some(found.missing)}), {len(found.unexpected)} unknown "
+        f"({_some(found.unexpected)}){reason}"
     )
+
+
+def _some(keys: list[str]) -> str:
+    return ", ".join(keys[:2]) + (", …" if len(keys) > 2 else "") if keys else "none"
 
 
 def _notes(weights: Weights, model: Any, network: Any) -> list[str]:

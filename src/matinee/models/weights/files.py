@@ -67,6 +67,10 @@ def read_weights(path: Path) -> WeightsFile:
     Raises:
         ConfigError: no such file, or not a state dict of plain tensors.
     """
+    if path.is_dir():
+        inside = path / "last.pt"
+        where = f"its weights are {inside}" if inside.is_file() else "give a file of weights"
+        raise ConfigError(f"{path} is a folder: {where}")
     if not path.is_file():
         raise ConfigError(f"{path}: no such file of weights")
     state: Any
@@ -87,7 +91,9 @@ def read_weights(path: Path) -> WeightsFile:
                 state = torch.load(path, map_location="cpu", weights_only=True)
     except (ConfigError, ImportError):
         raise
-    except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
+    except (KeyError, EOFError):
+        raise ConfigError(f"{path} is no file of weights (safetensors or torch)") from None
+    except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{path} cannot be read: {first_line(error)}") from None
     except Exception as error:  # pickle and safetensors errors have no common base
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
