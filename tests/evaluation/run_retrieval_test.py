@@ -13,6 +13,7 @@ from torch import nn
 
 from matinee.data.batch import Batch
 from matinee.errors import ConfigError, MatineeError
+from matinee.evaluation.embeddings import embed_clips
 from matinee.evaluation.run_retrieval import run_retrieval
 from matinee.models.text import Tokens
 from matinee.pack.selection import SampleTable
@@ -151,6 +152,17 @@ def test_recalls_count_every_caption_as_a_query():
     assert task.training
 
 
+def test_a_clips_vector_is_the_mean_over_its_views():
+    """Of those that could be read, not yet of length one."""
+    task, invalid = Task(), {(3, 0), (7, 0), (7, 1)}
+    loader = make_loader(invalid=invalid)
+    found = embed_clips(lambda batch: task.model.embed_video(batch.video), loader)
+    assert found.index.tolist() == [i for i in range(CLIPS) if i != 7] and found.skipped == ("s7",)
+    for row, i in enumerate(found.index.tolist()):
+        seen = [VECTORS[i, v] for v in range(VIEWS) if (i, v) not in invalid]
+        assert found.vectors[row] == pytest.approx(np.mean(seen, axis=0), abs=1e-6)
+
+
 def test_clips_that_could_not_be_read_are_left_out_with_their_captions():
     """One lacks a view; the other all, and so is neither query nor candidate."""
     invalid = {(3, 0), (7, 0), (7, 1)}
@@ -168,10 +180,11 @@ NOUNS = [["cup"], ["knife"], ["cup", "pan"], ["pan"]]
 
 
 def test_verbs_and_nouns_give_mir_over_distinct_sentences():
-    """Textbook mAP and nDCG by loops over each query's ranking."""
+    """Textbook mAP and nDCG by loops over each query's ranking. Clips 4 and 5 have one sentence,
+    whose verbs and nouns are those of 4."""
     verbs = [VERBS[i % 3] for i in range(CLIPS)]
     nouns = [NOUNS[i % 4] for i in range(CLIPS)]
-    verbs[5], nouns[5] = verbs[4], nouns[4]
+    assert (verbs[4], nouns[4]) != (verbs[5], nouns[5])
     columns = {
         "verb": [" | ".join(own) for own in verbs], "noun": ["|".join(own) for own in nouns],
     }  # fmt: skip

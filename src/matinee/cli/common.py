@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Timer
 from typing import Any, TypeVar
 
 import tyro
@@ -54,13 +55,20 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str =
 
 @contextmanager
 def busy(what: str) -> Iterator[None]:
-    """Say what takes a while and cannot be counted: a spinner on a terminal, else a line."""
+    """Say what takes a while and cannot be counted: a spinner on a terminal, else a line after two
+    seconds.
+    """
     if err.is_terminal:
         with err.status(what):
             yield
-    else:
-        err.print(f"{what} …")
+        return
+    line = Timer(2.0, err.print, [f"{what} …"])
+    line.daemon = True
+    line.start()
+    try:
         yield
+    finally:
+        line.cancel()
 
 
 @contextmanager

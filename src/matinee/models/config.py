@@ -50,7 +50,7 @@ class Inflate:
     kernel: Literal["3x3x3", "3x1x1"] = "3x3x3"
     """3x3x3: the 3×3 convolution of a block; 3x1x1: its first 1×1 convolution."""
     every: int = 1
-    """Inflate every n-th block: 1 or 2."""
+    """Inflate every n-th block of a stage, from its first."""
     init: Literal["center", "average"] = "center"
     """center: the image kernel in the middle, zeros beside it; average: a third in each."""
 

@@ -64,7 +64,9 @@ def train(
     device = pick_device(config.run.device)
     precision, reason = pick_precision(config.run.precision, device)
     pack = open_data(config.data.path)
-    setup = prepare(pack, config, device)
+    # A run that goes on has all its weights in the checkpoint.
+    goes_on = resume and folder.checkpoint_file.exists()
+    setup = prepare(pack, config, device, new_weights=not goes_on)
     splits, task = setup.splits, setup.task
     parts, optim = config.optim.accumulate, config.optim
     loader = make_loader(setup, splits.train, batch_size=optim.batch_size // parts, group=parts)
@@ -286,7 +288,10 @@ def _last_finite(folder: RunFolder) -> str:
     held = folder.checkpoint_step()
     if held is None:
         return f"there is no checkpoint yet: remove {folder.path}, or take another --out"
-    return f"the last checkpoint, {folder.checkpoint_file}, is from step {held} and finite"
+    return (
+        f"the last checkpoint, {folder.checkpoint_file}, is from step {held} and finite: start "
+        f"another run from it with --model.pretrained {folder.checkpoint_file}"
+    )
 
 
 def _resume(

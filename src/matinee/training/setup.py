@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,8 +48,13 @@ class Setup:
     notes: tuple[str, ...]
 
 
-def prepare(pack: DataSet, config: TrainConfig, device: torch.device) -> Setup:
+def prepare(
+    pack: DataSet, config: TrainConfig, device: torch.device, *, new_weights: bool = True
+) -> Setup:
     """Choose splits, make targets, build the task with weights that depend on the seed alone.
+
+    Args:
+        new_weights: read pretrained weights; False where a checkpoint replaces them.
 
     Raises:
         ConfigError: settings that contradict each other or the data.
@@ -73,8 +78,9 @@ def prepare(pack: DataSet, config: TrainConfig, device: torch.device) -> Setup:
             "are none: give --model.pretrained, or leave it out"
         )
     torch.manual_seed(integer_seed(config.run.seed, 0, 0, "weights"))
+    model = config.model if new_weights else replace(config.model, pretrained="none")
     built = build_task(
-        config.task, config.model, frames=config.clip.frames, size=config.clip.size,
+        config.task, model, frames=config.clip.frames, size=config.clip.size,
         vocabulary=vocabulary,
     )  # fmt: skip
     place(built.task, device)
