@@ -85,7 +85,10 @@ def test_a_masked_task_has_the_decoder_asked_for():
     assert isinstance(task, MaskedTask) and task.model.tubelet == 2 and task.model.frames == 4
     assert len(task.model.decoder.blocks) == 3 and not task.model.normalise_targets
     assert task.model.encoder_to_decoder.out_features == 32
-    assert "75% of tubes hidden" in built.notes[0] and built.notes[1] == "weights from scratch"
+    assert (
+        "12 of a frame's 16 patches hidden" in built.notes[0]
+        and built.notes[1] == "weights from scratch"
+    )
 
 
 @pytest.mark.parametrize(

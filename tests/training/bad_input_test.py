@@ -240,4 +240,4 @@ def test_of_many_samples_sixteen_are_named(pack, tmp_path, monkeypatch):
         train(given)
     line = str(stopped.value)
     assert "in step 1, on samples" in line and " and 8 more: " in line
-    assert line.endswith("there is no checkpoint yet")
+    assert "there is no checkpoint yet: remove" in line and line.endswith("take another --out")

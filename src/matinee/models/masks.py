@@ -24,6 +24,21 @@ MIX_1 = -0x40A7B892E31B1A47
 MIX_2 = -0x6B2FB644ECCEEE15
 
 
+def hidden_count(patches: int, ratio: float) -> int:
+    """How many of a frame's patches a ratio hides: ⌊ratio·N⌋.
+
+    Raises:
+        ConfigError: every patch, or none.
+    """
+    hidden = math.floor(ratio * patches + 1e-9)  # 0.29 · 100 is 28.999…
+    if not 0 < hidden < patches:
+        raise ConfigError(
+            f"a mask ratio of {ratio} hides {hidden} of the {patches} patches of a frame: at least "
+            "one must be hidden and one visible"
+        )
+    return hidden
+
+
 def tube_mask(
     steps: int,
     patches: int,
@@ -41,12 +56,7 @@ def tube_mask(
         ConfigError: the ratio hides every patch, or none.
     Source: VideoMAE, arXiv 2203.12602, §3.3.
     """
-    hidden = math.floor(ratio * patches + 1e-9)  # 0.29 · 100 is 28.999…
-    if not 0 < hidden < patches:
-        raise ConfigError(
-            f"a mask ratio of {ratio} hides {hidden} of the {patches} patches of a frame: at least "
-            "one must be hidden and one visible"
-        )
+    hidden = hidden_count(patches, ratio)
     keys = _hash(_as_tensor(seeds, device), patches)
     order = keys.argsort(dim=1, stable=True)
     frame = torch.zeros_like(keys, dtype=torch.bool).scatter_(1, order[:, :hidden], True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from matinee.data.batch import Batch
 from matinee.models.masked import MaskedAutoencoder
-from matinee.models.masks import running_cell_mask, tube_mask
+from matinee.models.masks import hidden_count, running_cell_mask, tube_mask
 from matinee.tasks.base import Outcome, Task
 from matinee.tasks.config import MaskedConfig
 
@@ -39,9 +39,8 @@ class MaskedTask(Task):
 
     def hidden_patches(self) -> tuple[int, int]:
         """How many patches of a frame are hidden, and how many there are."""
-        rows, columns = self.model.encoder.patch_embed.grid_size
-        hidden, _ = self.masks(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))
-        return int(hidden[0, : rows * columns].sum()), rows * columns
+        patches = int(self.model.encoder.patch_embed.num_patches)
+        return hidden_count(patches, self.config.mask_ratio), patches
 
     def masks(self, seeds: Tensor, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """Hidden tokens, bool [B, N], and which of them are decoded (None: all)."""
