@@ -84,6 +84,8 @@ def _rows(pack: DataSet, wanted: list[Candidate]) -> np.ndarray:
     Raises:
         ConfigError: with how many are missing and the first.
     """
+    if "video" not in pack.samples.column_names:
+        raise ConfigError(f"{pack.path} is an image set: EgoMCQ needs a pack of its clips")
     columns = (pack.samples.column(name).to_pylist() for name in ("video", "start_s", "end_s"))
     place = {
         (PurePosixPath(video).stem, _hundredths(start), _hundredths(end)): row

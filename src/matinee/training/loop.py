@@ -164,11 +164,10 @@ def train(
 
 
 def _readers(loader: EpochLoader) -> str:
-    return (
-        f"{loader.workers} decoding {loader.mode}"
-        if loader.workers > 1
-        else (f"1 decoding {loader.mode.rstrip('es')}" if loader.workers else "images in memory")
-    )
+    if not loader.workers:
+        return "images in memory"
+    one = {"processes": "process", "threads": "thread"}
+    return f"{loader.workers} decoding {loader.mode if loader.workers > 1 else one[loader.mode]}"
 
 
 def _step(
