@@ -24,7 +24,7 @@ from matinee.data.clips import ClipSpec
 from matinee.pack.image_writer import write_images
 from matinee.recipes import efficientnet_cifar
 from matinee.training.config import OptimConfig, TrainConfig
-from matinee.training.progress import Terminal
+from matinee.training.show.terminal import Terminal
 
 
 def weights() -> str:

@@ -25,7 +25,7 @@ from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
-from matinee.training.progress import Terminal
+from matinee.training.show.terminal import Terminal
 
 
 def config(data: str, out: str, *, seed: int, epochs: int) -> TrainConfig:

@@ -33,7 +33,7 @@ from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
 from matinee.recipes import tsm_motion
 from matinee.training.config import TrainConfig
-from matinee.training.progress import Terminal
+from matinee.training.show.terminal import Terminal
 
 GROUPS = ("0,1,2", "3,4,5", "6,7,8")
 VIEWS = (3, 1)

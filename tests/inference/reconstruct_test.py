@@ -19,7 +19,7 @@ from matinee.tasks.build import build_task
 from matinee.tasks.config import ClassificationConfig, MaskedConfig
 from matinee.tasks.vocabulary import Vocabulary
 from matinee.training.config import DataConfig, RunConfig, TrainConfig
-from matinee.training.runfolder import RunFolder
+from matinee.training.state.runfolder import RunFolder
 
 PATCH, TUBELET, GRID = 8, 2, 4
 

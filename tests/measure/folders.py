@@ -12,7 +12,7 @@ from matinee.tasks.build import build_task
 from matinee.tasks.config import ClassificationConfig, ContrastiveConfig, MaskedConfig
 from matinee.tasks.vocabulary import Vocabulary
 from matinee.training.config import DataConfig, RunConfig, TrainConfig
-from matinee.training.runfolder import RunFolder
+from matinee.training.state.runfolder import RunFolder
 
 HOSTILE = "<script>alert(1)</script>"
 CLASSES = (HOSTILE, "jump $5_$6")

@@ -24,9 +24,9 @@ from matinee.tasks.masked import MaskedTask
 from matinee.tasks.vocabulary import Vocabulary
 from matinee.training.config import TrainConfig
 from matinee.training.loop import train
-from matinee.training.progress import Silent
-from matinee.training.runfolder import RunFolder
-from matinee.training.schedule import learning_rate
+from matinee.training.optim.schedule import learning_rate
+from matinee.training.show.terminal import Silent
+from matinee.training.state.runfolder import RunFolder
 
 # The command lines of TSM's scripts (github.com/mit-han-lab/temporal-shift-module), the defaults
 # and MODEL_ZOO of AVION's (github.com/zhaoyue-zephyrus/AVION), VideoMAE's FINETUNE and PRETRAIN

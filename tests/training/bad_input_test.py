@@ -18,7 +18,7 @@ from matinee.tasks.base import Outcome
 from matinee.tasks.classification import ClassificationTask
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
-from matinee.training.runfolder import RunFolder
+from matinee.training.state.runfolder import RunFolder
 
 PAIR = ["--task.text.width", "8", "--task.text.layers", "1", "--model.backbone", "test_vit"]
 

@@ -14,10 +14,10 @@ from matinee.models.joint import JointModel
 from matinee.pack.reader import Pack
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
-from matinee.training.optim import build_optimizer, parameter_groups
-from matinee.training.runfolder import RunFolder
-from matinee.training.schedule import describe, learning_rate
+from matinee.training.optim.build import build_optimizer, parameter_groups
+from matinee.training.optim.schedule import describe, learning_rate
 from matinee.training.setup import prepare
+from matinee.training.state.runfolder import RunFolder
 
 
 def test_warm_up_is_linear_and_cosine_ends_at_zero():

@@ -18,8 +18,8 @@ from matinee.models.config import ModelConfig
 from matinee.training import loop
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
-from matinee.training.progress import Silent
-from matinee.training.runfolder import RunFolder
+from matinee.training.show.terminal import Silent
+from matinee.training.state.runfolder import RunFolder
 
 
 def settings(pack, out, **optim) -> TrainConfig:
@@ -89,7 +89,7 @@ def test_a_killed_run_resumes_from_its_last_save(clips_pack, whole, tmp_path):
     code = (
         "import sys\nfrom matinee.training.config import TrainConfig\n"
         "from matinee.training.loop import train\nimport time\n"
-        "from matinee.training.progress import Silent\n"
+        "from matinee.training.show.terminal import Silent\n"
         "class Slow(Silent):\n    def step(self, step): time.sleep(0.2)\n"
         "train(TrainConfig.from_json(sys.stdin.read()), progress=Slow())\n"
     )
@@ -192,8 +192,8 @@ def test_masked_gradients_are_means_over_the_clips_that_were_read(clips_pack, tm
     from matinee.data.batch import Batch
     from matinee.spans import Spans
     from matinee.tasks.classification import ClassificationTask
-    from matinee.training.optim import build_optimizer
-    from matinee.training.state import TrainState
+    from matinee.training.optim.build import build_optimizer
+    from matinee.training.state.train_state import TrainState
 
     torch.manual_seed(0)
     config = settings(clips_pack, tmp_path, clip_norm=None)

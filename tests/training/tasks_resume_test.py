@@ -17,8 +17,8 @@ from matinee.tasks.config import (
 )
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
-from matinee.training.progress import Silent
-from matinee.training.runfolder import RunFolder
+from matinee.training.show.terminal import Silent
+from matinee.training.state.runfolder import RunFolder
 
 CNN = ModelConfig("test_resnet", dropout=0.3)
 VIT = ModelConfig("test_vit", Joint(patch_dropout=0.25, checkpoint=2), patch_size=8, drop_path=0.2)

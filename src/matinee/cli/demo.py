@@ -15,7 +15,7 @@ from matinee.demo.pretraining import run_pretraining_demo
 from matinee.demo.retrieval import run_retrieval_demo
 from matinee.demo.run import run_demo
 from matinee.demo.view import DemoView
-from matinee.training.progress import Progress, Terminal
+from matinee.training.show.terminal import Progress, Terminal
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from matinee.recipes import GROUPS, RECIPES, tiny
 from matinee.tasks.config import ContrastiveConfig, MaskedConfig
 from matinee.training.config import TrainConfig
 from matinee.training.loop import train
-from matinee.training.progress import Progress, Silent, Terminal
+from matinee.training.show.terminal import Progress, Silent, Terminal
 
 
 @dataclass(frozen=True)

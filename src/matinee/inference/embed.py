@@ -176,7 +176,7 @@ def features_of(task: Task) -> Callable[[Batch], Tensor]:
 
 def autocast_of(run: LoadedRun) -> Autocast:
     """The number format that a run's forward passes have here."""
-    precision, _ = pick_precision(run.config.run.precision, run.device)
+    precision, _ = pick_precision(run.config.speed.precision, run.device)
     return lambda: autocast(precision, run.device)
 
 

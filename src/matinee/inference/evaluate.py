@@ -60,7 +60,7 @@ def evaluate(
         split = choose_splits(pack, config).val
         if split is None:
             raise ConfigError(f"{path} has no val or test split: say which samples with --split")
-    precision, _ = pick_precision(config.run.precision, loaded.device)
+    precision, _ = pick_precision(config.speed.precision, loaded.device)
     if views is None:
         views = parse_views(config.run.views)
     task, vocabulary = loaded.task, loaded.vocabulary

@@ -15,7 +15,7 @@ from matinee.tasks.build import build_task
 from matinee.tasks.vocabulary import Vocabulary
 from matinee.training.config import TrainConfig
 from matinee.training.precision import pick_device
-from matinee.training.runfolder import RunFolder
+from matinee.training.state.runfolder import RunFolder
 
 
 @dataclass(frozen=True)

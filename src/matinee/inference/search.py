@@ -156,7 +156,7 @@ def _key(
             "views": views,
             "clip": asdict(run.config.clip),
             "normalisation": asdict(run.normalisation),
-            "precision": pick_precision(run.config.run.precision, run.device)[0],
+            "precision": pick_precision(run.config.speed.precision, run.device)[0],
         }
     )
 

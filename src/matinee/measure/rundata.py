@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from matinee.errors import ConfigError
 from matinee.measure.metrics import HEADLINES
 from matinee.training.config import TrainConfig
-from matinee.training.runfolder import RunFolder
+from matinee.training.state.runfolder import RunFolder
 
 OTHER = "other"
 SPANS = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "validate", "save")

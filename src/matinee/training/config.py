@@ -15,6 +15,11 @@ from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
 from matinee.models.config import ModelConfig
 from matinee.tasks.config import ClassificationConfig, TaskConfig
+from matinee.training.optim.config import OptimConfig
+from matinee.training.parallel.config import ParallelConfig
+from matinee.training.speed import SpeedConfig
+
+__all__ = ["DataConfig", "OptimConfig", "ParallelConfig", "RunConfig", "SpeedConfig", "TrainConfig"]
 
 
 @dataclass(frozen=True)
@@ -40,83 +45,6 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
-class OptimConfig:
-    """How weights move."""
-
-    name: Literal["sgd", "adamw", "lion"] = "sgd"
-    """lion: arXiv 2302.06675."""
-    lr: float = 0.01
-    """Peak learning rate."""
-    base_batch: int | None = None
-    """The batch size that `lr` and `min_lr` are given for: they grow with the batch in proportion
-    (arXiv 1706.02677, §2.1). None: they stay as they are."""
-    batch_size: int = 16
-    """Clips a step (the global batch)."""
-    accumulate: int = 1
-    """Split each batch into this many parts to save memory; the gradient stays the same, but for
-    batch statistics and dropout."""
-    epochs: int = 50
-    warmup_epochs: float = 1.0
-    """Linear from 0 to lr."""
-    schedule: Literal["cosine", "step", "constant"] = "cosine"
-    """cosine: down to min_lr at the end; step: divided by 10 at each of `drops`."""
-    min_lr: float = 0.0
-    """Of cosine."""
-    drops: tuple[float, ...] = (0.4, 0.8)
-    """Of step, as parts of the epochs (TSM: 20 and 40 of 50)."""
-    momentum: float = 0.9
-    """Of SGD (Nesterov off, as in TSM)."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW and Lion: how slowly the means of gradients change."""
-    weight_decay: float = 1e-4
-    """Not on biases, norms, positions and special tokens."""
-    layer_decay: float = 1.0
-    """ViTs: each block learns at this times the rate of the next one (BEiT, arXiv 2106.08254);
-    patches and positions as one block before the first."""
-    head_lr: float = 1.0
-    """The classifier's learning rate, in multiples of all others' (TSM's code: 5)."""
-    clip_norm: float | None = 20.0
-    """Largest gradient norm (TSM: 20); None for no limit."""
-
-    def __post_init__(self) -> None:
-        checks = [
-            (self.lr > 0, f"--optim.lr {self.lr}: must be positive"),
-            (
-                self.base_batch is None or self.base_batch >= 1,
-                f"--optim.base-batch {self.base_batch}: at least 1, or None",
-            ),
-            (self.batch_size >= 1, f"--optim.batch-size {self.batch_size}: at least 1"),
-            (
-                self.accumulate >= 1 and self.batch_size % max(1, self.accumulate) == 0,
-                f"--optim.accumulate {self.accumulate} does not divide the batch size "
-                f"{self.batch_size}",
-            ),
-            (self.epochs >= 1, f"--optim.epochs {self.epochs}: at least 1"),
-            (self.warmup_epochs >= 0, f"--optim.warmup-epochs {self.warmup_epochs}: 0 or more"),
-            (
-                0 <= self.min_lr <= self.lr,
-                f"--optim.min-lr {self.min_lr}: from 0 to --optim.lr {self.lr}",
-            ),
-            (
-                all(0 < drop < 1 for drop in self.drops),
-                f"--optim.drops {self.drops}: parts of the epochs, between 0 and 1",
-            ),
-            (self.weight_decay >= 0, f"--optim.weight-decay {self.weight_decay}: 0 or more"),
-            (0 <= self.momentum < 1, f"--optim.momentum {self.momentum}: in [0, 1)"),
-            (all(0 <= b < 1 for b in self.betas), f"--optim.betas {self.betas}: in [0, 1)"),
-            (0 < self.layer_decay <= 1, f"--optim.layer-decay {self.layer_decay}: in (0, 1]"),
-            (self.head_lr > 0, f"--optim.head-lr {self.head_lr}: must be positive"),
-            (
-                self.clip_norm is None or self.clip_norm > 0,
-                f"--optim.clip-norm {self.clip_norm}: positive or None",
-            ),
-        ]
-        for holds, message in checks:
-            if not holds:
-                raise ConfigError(message)
-
-
-@dataclass(frozen=True)
 class RunConfig:
     """Where and how the run goes."""
 
@@ -126,8 +54,6 @@ class RunConfig:
     """Of everything random: initial weights, order, augmentation, dropout."""
     device: str = "auto"
     """auto: a GPU if there is one."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """bf16: autocast of matrix products and convolutions; auto: bf16 on a GPU that has it."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl."""
     eval_every: int = 1
@@ -154,6 +80,8 @@ class TrainConfig:
     task: TaskConfig = field(default_factory=ClassificationConfig)
     clip: ClipSpec = field(default_factory=ClipSpec)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    speed: SpeedConfig = field(default_factory=SpeedConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; where a field has one of several kinds, "kind" says which."""

@@ -18,13 +18,13 @@ from matinee.pack.open import DataSet, open_data
 from matinee.spans import Spans
 from matinee.tasks.base import Step, Task
 from matinee.training.config import TrainConfig
-from matinee.training.optim import build_optimizer
+from matinee.training.optim.build import build_optimizer
+from matinee.training.optim.schedule import describe, learning_rate
 from matinee.training.precision import autocast, pick_device, pick_precision
-from matinee.training.progress import Progress, Silent
-from matinee.training.runfolder import RunFolder
-from matinee.training.schedule import describe, learning_rate
 from matinee.training.setup import make_loader, prepare
-from matinee.training.state import TrainState
+from matinee.training.show.terminal import Progress, Silent
+from matinee.training.state.runfolder import RunFolder
+from matinee.training.state.train_state import TrainState
 from matinee.training.stop import StopRequest
 
 
@@ -62,7 +62,7 @@ def train(
     say = progress or Silent()
     folder = RunFolder(config.run.out)
     device = pick_device(config.run.device)
-    precision, reason = pick_precision(config.run.precision, device)
+    precision, reason = pick_precision(config.speed.precision, device)
     pack = open_data(config.data.path)
     # A run that goes on has all its weights in the checkpoint.
     goes_on = resume and folder.checkpoint_file.exists()

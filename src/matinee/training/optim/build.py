@@ -11,7 +11,7 @@ from matinee.errors import ConfigError
 from matinee.extras import require
 from matinee.models.joint import JointModel
 from matinee.models.weights.names import classifiers, image_network
-from matinee.training.config import OptimConfig
+from matinee.training.optim.config import OptimConfig
 
 _EMBEDDINGS = {
     "pos_embed", "temporal_embed", "positional_embedding", "cls_token", "reg_token", "mask_token",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from matinee.training.config import OptimConfig
+from matinee.training.optim.config import OptimConfig
 
 
 def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int) -> float:

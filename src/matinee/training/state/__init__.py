@@ -1,0 +1,1 @@
+"""What a run remembers: its state, its checkpoints, its folder."""
