@@ -24,7 +24,7 @@ from matinee.data.clips import ClipSpec
 from matinee.pack.image_writer import write_images
 from matinee.recipes import efficientnet_cifar
 from matinee.training.config import OptimConfig, TrainConfig
-from matinee.training.show.terminal import Terminal
+from matinee.training.show.terminal import show_on
 
 
 def weights() -> str:
@@ -75,7 +75,7 @@ def main() -> None:
     write_images(images, args.cifar, limit=args.limit)
     run = args.out / f"run-{args.limit}-{args.size}-seed{args.seed}"
     settings = config(str(images), str(run), seed=args.seed, epochs=args.epochs, size=args.size)
-    matinee.train(settings, progress=Terminal(Console(stderr=True), "cifar"))
+    matinee.train(settings, progress=show_on(Console(stderr=True), "cifar"))
     found = matinee.evaluate(run, split="test")
     kept = ("top1", "macro_f1", "weighted_f1", "ece", "samples")
     result = {name: found[name] for name in kept} | {

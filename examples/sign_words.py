@@ -25,7 +25,7 @@ from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
-from matinee.training.show.terminal import Terminal
+from matinee.training.show.terminal import show_on
 
 
 def config(data: str, out: str, *, seed: int, epochs: int) -> TrainConfig:
@@ -75,7 +75,7 @@ def main() -> None:
     run = args.out / f"run-seed{args.seed}"
     matinee.train(
         config(str(pack), str(run), seed=args.seed, epochs=args.epochs),
-        progress=Terminal(Console(stderr=True), "sign words"),
+        progress=show_on(Console(stderr=True), "sign words"),
     )
     found = matinee.evaluate(run, split="train")
     result = {name: value for name, value in found.items() if name[:4] in ("t2v_", "v2t_")}

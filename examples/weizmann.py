@@ -33,7 +33,7 @@ from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
 from matinee.recipes import tsm_motion
 from matinee.training.config import TrainConfig
-from matinee.training.show.terminal import Terminal
+from matinee.training.show.terminal import show_on
 
 GROUPS = ("0,1,2", "3,4,5", "6,7,8")
 VIEWS = (3, 1)
@@ -77,7 +77,7 @@ def run(settings: TrainConfig, name: str) -> dict[str, Any]:
         begin = time.perf_counter()
         resume = (folder / "config.json").exists()
         console = Console(stderr=True)
-        matinee.train(settings, resume=resume, progress=Terminal(console, name))
+        matinee.train(settings, resume=resume, progress=show_on(console, name))
         report = matinee.evaluate(folder, views=VIEWS)
         done.write_text(json.dumps({**report, "seconds": time.perf_counter() - begin}))
     outcome: dict[str, Any] = json.loads(done.read_text())

@@ -22,8 +22,14 @@ if TYPE_CHECKING:
     from matinee.data.batch import Batch as Batch
     from matinee.data.clips import ClipSpec as ClipSpec
     from matinee.data.loader import ClipLoader as ClipLoader
+    from matinee.inference.egomcq import egomcq as egomcq
+    from matinee.inference.embed import embed as embed
     from matinee.inference.evaluate import evaluate as evaluate
+    from matinee.inference.export import export as export
+    from matinee.inference.load import load_run as load_run
     from matinee.inference.predict import predict as predict
+    from matinee.inference.search import search as search
+    from matinee.inference.zero_shot import zero_shot as zero_shot
     from matinee.pack.image_writer import write_images as write_images
     from matinee.pack.index import index_videos as index_videos
     from matinee.pack.open import open_data as open_data
@@ -36,14 +42,20 @@ _LAZY = {
     "ClipLoader": "matinee.data.loader",
     "ClipSpec": "matinee.data.clips",
     "Pack": "matinee.pack.reader",
+    "egomcq": "matinee.inference.egomcq",
+    "embed": "matinee.inference.embed",
     "evaluate": "matinee.inference.evaluate",
+    "export": "matinee.inference.export",
     "index_videos": "matinee.pack.index",
+    "load_run": "matinee.inference.load",
     "open_data": "matinee.pack.open",
     "predict": "matinee.inference.predict",
     "recipes": "",
+    "search": "matinee.inference.search",
     "train": "matinee.training.loop",
     "write_images": "matinee.pack.image_writer",
     "write_pack": "matinee.pack.writer",
+    "zero_shot": "matinee.inference.zero_shot",
 }
 
 __all__ = [
@@ -51,14 +63,20 @@ __all__ = [
     "ClipLoader",
     "ClipSpec",
     "Pack",
+    "egomcq",
+    "embed",
     "evaluate",
+    "export",
     "index_videos",
+    "load_run",
     "open_data",
     "predict",
     "recipes",
+    "search",
     "train",
     "write_images",
     "write_pack",
+    "zero_shot",
 ]
 
 

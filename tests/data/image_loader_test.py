@@ -304,13 +304,15 @@ def test_mirrored_images_swap_their_labels(images):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"batch_size": 4}, "other samples"), ({"repeats": 2}, "other samples"),
+        ({"batch_size": 12}, "no whole number"), ({"repeats": 2}, "other samples"),
         ({"split": "val"}, "other samples"), ({"seed": 4}, "has seed 3, this 4"),
     ],
 )  # fmt: skip
 def test_a_position_of_another_loader_is_refused(images, change, words):
     """It would point at other images."""
-    state = make(images).state_dict()
+    with make(images) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
     with pytest.raises(ConfigError, match=words):
         make(images, **change).load_state_dict(state)
 

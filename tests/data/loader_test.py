@@ -77,7 +77,7 @@ def test_a_loader_can_be_moved_while_it_decodes_ahead(clips_pack, reference):
     """What was decoded ahead is dropped, not delivered."""
     with make(clips_pack) as loader:
         batches(loader, 2)
-        loader.load_state_dict({**loader.state_dict(), "epoch": 0, "position": 0})
+        loader.load_state_dict({**loader.state_dict(), "epoch": 0, "taken": 0})
         assert_same(batches(loader, 5), reference)
 
 
@@ -90,7 +90,7 @@ def test_an_epoch_has_whole_batches_and_the_next_is_in_another_order(clips_pack)
     assert len(set(names)) == 10
     assert names != [name for batch in second for name in batch.samples]
     state = loader.state_dict()
-    assert (state["epoch"], state["position"], state["seed"]) == (2, 0, 3)
+    assert (state["epoch"], state["taken"], state["seed"]) == (2, 0, 3)
 
 
 def test_repeats_are_different_clips_of_the_same_samples(clips_pack):
@@ -227,7 +227,7 @@ def test_after_an_error_the_loader_stands_where_it_stood(damaged_pack, clips_pac
             for _ in range(2):
                 with pytest.raises(ClipError):
                     batches(loader, 1)
-                assert loader.state_dict()["position"] == at
+                assert loader.state_dict()["taken"] == 3 * at
 
 
 def test_after_a_killed_worker_the_loader_can_go_on(clips_pack, reference):
@@ -245,12 +245,19 @@ def test_after_a_killed_worker_the_loader_can_go_on(clips_pack, reference):
         assert_same(found, reference)
 
 
-@pytest.mark.parametrize("change", [{"batch_size": 4}, {"repeats": 2}, {"split": "val"}])
-def test_a_position_of_another_loader_is_refused(clips_pack, change):
-    """It would point at other samples."""
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 4}, "no whole number"), ({"repeats": 2}, "other samples"),
+        ({"split": "val"}, "other samples"),
+    ],
+)  # fmt: skip
+def test_a_position_of_another_loader_is_refused(clips_pack, change, words):
+    """It would point at other samples, or between two batches."""
     with make(clips_pack) as loader:
+        batches(loader, 1)
         state = loader.state_dict()
-    with make(clips_pack, **change) as other, pytest.raises(ConfigError, match="other samples"):
+    with make(clips_pack, **change) as other, pytest.raises(ConfigError, match=words):
         other.load_state_dict(state)
 
 

@@ -1,59 +1,102 @@
-"""Mixup and CutMix against loops over clips, frames and pixels, and against Beta itself."""
+"""Mixup and CutMix in pairs, against loops over clips and pixels, and against Beta itself."""
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from matinee.data.mix import MixPlan, mix, plan_mix
+from matinee.data.mix import PairMix, check_pairs, mix, plan_mix, swap_neighbours
+from matinee.errors import ConfigError
 
-VALID = torch.tensor([True, True, False, True, True])
+VALID = torch.tensor([True, True, False, True, True, True])
+ALL = torch.ones(6, dtype=torch.bool)
+BOTH = {"mixup": 0.8, "cutmix": 1.0}
 
 
-def plans(count: int, **settings) -> list[MixPlan]:
-    made = [plan_mix(seed, 5, **settings) for seed in range(count)]
-    assert all(plan is not None for plan in made)
-    return made
+def plans(count: int, **settings) -> list[PairMix]:
+    return list(plan_mix(range(2 * count), **settings))
 
 
 @pytest.fixture
 def video_BCTHW():
-    return torch.randn(5, 3, 4, 6, 10, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(6, 3, 4, 6, 10, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("valid", [VALID, torch.ones(5, dtype=torch.bool)])
-def test_mixup_blends_every_pixel_alike(video_BCTHW, valid):
-    plan = MixPlan((3, 2, 0, 1, 4), 0.3, None)
-    mixed, partner, keep = mix(video_BCTHW, plan, valid)
-    assert partner.tolist() == [3, 2, 0, 1, 4]
-    for i, j in enumerate(plan.partner):
-        own = 0.3 if valid[j] else 1.0
-        wanted = own * video_BCTHW[i].double() + (1 - own) * video_BCTHW[j].double()
-        torch.testing.assert_close(mixed[i].double(), wanted, rtol=0, atol=1e-6)
-        assert float(keep[i]) == pytest.approx(own)
+@pytest.mark.parametrize("valid", [VALID, ALL])
+def test_each_pair_is_mixed_as_its_own_numbers_say(video_BCTHW, valid):
+    """Blend, paste, blend: pixel by pixel, in float64; both clips of a pair keep the same part."""
+    pairs = (PairMix(0.3, None), PairMix(0.5, (0.2, 0.7, 0.1, 0.6)), PairMix(0.9, None))
+    before = video_BCTHW.clone()
+    mixed, keep = mix(video_BCTHW, pairs, valid)
+    assert torch.equal(video_BCTHW, before)  # the input is left alone
+    rows, columns = range(1, 4), range(1, 6)  # 0.2 and 0.7 of 6, 0.1 and 0.6 of 10
+    for i in range(6):
+        own, other, pair = before[i].numpy(), before[i ^ 1].numpy(), pairs[i // 2]
+        wanted = own.copy()
+        part = 1.0
+        if valid[i] and valid[i ^ 1] and pair.box is None:
+            wanted, part = pair.keep * own + (1 - pair.keep) * other, pair.keep
+        elif valid[i] and valid[i ^ 1]:
+            for y in rows:
+                for x in columns:
+                    wanted[:, :, y, x] = other[:, :, y, x]
+            part = 1 - len(rows) * len(columns) / 60
+        np.testing.assert_allclose(mixed[i].numpy(), wanted, rtol=0, atol=1e-14)
+        assert float(keep[i]) == pytest.approx(part, abs=1e-15)
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_pasted_box_is_the_same_in_all_frames_and_its_part_of_pixels_is_the_labels(seed):
-    """Clip i shows nothing but i: whose a pixel is can be read from it."""
-    number = torch.arange(5.0).view(5, 1, 1, 1, 1)
-    video = number.expand(5, 3, 4, 6, 10).contiguous()
-    plan = plan_mix(seed, 5, mixup=0, cutmix=1.0)
-    mixed, partner, keep = mix(video, plan, VALID)
-    assert torch.equal(video, number.expand_as(video))  # the input is left alone
-    for i, j in enumerate(partner.tolist()):
+    """Clip i shows nothing but i: whose a pixel is can be read from it, exactly."""
+    video = torch.arange(6.0).view(6, 1, 1, 1, 1).expand(6, 3, 4, 6, 10).contiguous()
+    mixed, keep = mix(video, plan_mix(range(seed, seed + 6), mixup=0, cutmix=1.0), VALID)
+    for i in range(6):
         picture = mixed[i, 0, 0]
         assert torch.equal(mixed[i], picture.expand_as(mixed[i]))
         pasted = (picture != i).nonzero().tolist()
-        assert all(picture[y, x] == j for y, x in pasted)
-        if i != j:
-            assert float(keep[i]) == pytest.approx(1 - len(pasted) / 60)
-            assert bool(VALID[j]) or not pasted
+        assert all(picture[y, x] == i ^ 1 for y, x in pasted)
+        assert float(keep[i]) == pytest.approx(1 - len(pasted) / 60)
+        assert i not in (2, 3) or not pasted  # clip 2 is invalid
         if pasted:  # a box: all of its rows and columns
             rows, columns = (sorted(set(place)) for place in zip(*pasted, strict=True))
             assert len(pasted) == len(rows) * len(columns)
             assert rows[-1] - rows[0] + 1 == len(rows)
             assert columns[-1] - columns[0] + 1 == len(columns)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("settings", [{"mixup": 0.8, "cutmix": 0}, {"mixup": 0, "cutmix": 1}, BOTH])
+def test_any_split_into_even_batches_gives_the_same_clips(settings, size):
+    """1×8 and 4×2, 2×4: bit for bit, weights and swapped neighbours too; one clip is invalid."""
+    video = torch.randn(8, 3, 2, 6, 10, generator=torch.Generator().manual_seed(1))
+    seeds = np.random.default_rng(0).integers(2**62, size=8)
+    valid = torch.arange(8) != 5
+
+    def mixed(rows: slice) -> tuple[torch.Tensor, ...]:
+        pairs = plan_mix(seeds[rows], **settings)
+        return (*mix(video[rows], pairs, valid[rows]), swap_neighbours(video[rows]))
+
+    parts = [mixed(slice(begin, begin + size)) for begin in range(0, 8, size)]
+    for whole, split in zip(mixed(slice(0, 8)), zip(*parts, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat(split))
+
+
+def test_neighbours_change_places():
+    assert swap_neighbours(torch.arange(12).view(6, 2))[:, 0].tolist() == [2, 0, 6, 4, 10, 8]
+
+
+@pytest.mark.parametrize(("clips", "crops"), [(5, 1), (1, 1), (6, 2), (2, 2), (12, 4)])
+def test_batches_that_are_not_made_of_pairs_are_refused(clips, crops):
+    """With the settings that decide how many there are."""
+    with pytest.raises(ConfigError, match=rf"a batch of {clips} .*a multiple of {2 * crops}"):
+        check_pairs(clips, crops=crops)
+
+
+def test_an_odd_batch_is_refused():
+    check_pairs(8, crops=4)
+    with pytest.raises(ConfigError, match=r"--optim\.accumulate"):
+        plan_mix(range(5), **BOTH)
 
 
 def test_weights_of_mixup_follow_beta():
@@ -86,16 +129,7 @@ def test_boxes_of_cutmix_have_the_drawn_area_unless_the_border_cuts_them():
     assert stats.kstest(middles, stats.uniform.cdf).pvalue > 0.01
 
 
-def test_partners_are_even_and_everyone_is_one():
-    made = plans(1000, mixup=0.8, cutmix=1.0)
-    assert all(sorted(plan.partner) == list(range(5)) for plan in made)
-    counts = np.zeros((5, 5))
-    for plan in made:
-        counts[np.arange(5), plan.partner] += 1
-    assert stats.chisquare(counts.ravel()).pvalue > 0.01
-
-
-def test_with_both_one_is_taken_at_even_odds():
+def test_with_both_each_pair_takes_one_at_even_odds():
     """Each with its own a: of Mixup's weights those near ½ are then rare."""
     made = plans(2000, mixup=0.1, cutmix=50.0)
     cut = [plan for plan in made if plan.box is not None]
@@ -105,17 +139,13 @@ def test_with_both_one_is_taken_at_even_odds():
     assert stats.kstest(blended, stats.beta(0.1, 0.1).cdf).pvalue > 0.01
 
 
-def test_a_plan_depends_on_its_seed_alone():
+def test_a_pairs_plan_depends_on_its_first_clips_seed_alone():
     np.random.seed(0)
     torch.manual_seed(0)
     before = np.random.get_state()[1].copy(), torch.get_rng_state()
-    first = plan_mix(3, 5, mixup=0.8, cutmix=1.0)
+    first = plan_mix([3, 8, 5, 1], **BOTH)
     assert np.array_equal(np.random.get_state()[1], before[0])
     assert torch.equal(torch.get_rng_state(), before[1])
     np.random.seed(1)
-    assert plan_mix(3, 5, mixup=0.8, cutmix=1.0) == first
-    assert len({plan_mix(seed, 5, mixup=0.8, cutmix=1.0) for seed in range(50)}) == 50
-
-
-def test_without_either_nothing_is_mixed():
-    assert plan_mix(0, 5, mixup=0, cutmix=0) is None
+    assert plan_mix([5, 7], **BOTH) == first[1:]
+    assert len(set(plans(50, **BOTH))) == 50

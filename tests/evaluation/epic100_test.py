@@ -1,4 +1,4 @@
-"""EK-100 retrieval and classification against loops, enumeration and scikit-learn."""
+"""EK-100 retrieval and verbs and nouns against loops, enumeration and scikit-learn."""
 
 import csv
 import itertools
@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from matinee.errors import ConfigError
-from matinee.evaluation import retrieval
+from matinee.evaluation import arrays
 from matinee.evaluation.epic100 import (
     chance_scores,
-    cls_metrics,
     marginalise,
     mir_chance,
     mir_metrics,
@@ -105,7 +104,7 @@ def test_directions_are_the_matrix_and_its_transpose(monkeypatch):
     assert mir_metrics(similarity, relevancy, "binary")["v2t_map"] == pytest.approx(
         np.mean(v2t, 0)[1]
     )
-    monkeypatch.setattr(retrieval, "_CHUNK", 20)
+    monkeypatch.setattr(arrays, "_CHUNK", 20)
     assert mir_metrics(np.asfortranarray(similarity), relevancy) == pytest.approx(whole)
 
 
@@ -233,8 +232,8 @@ def test_verbs_and_nouns_are_sums_over_actions(actions, verbs, nouns, seed):
     rng = np.random.default_rng(seed)
     verb_of, noun_of = rng.integers(0, verbs, actions), rng.integers(0, nouns, actions)
     probabilities = rng.dirichlet(np.ones(actions), 4)
-    verb, noun = marginalise(probabilities, verb_of, noun_of, num_verbs=verbs, num_nouns=nouns)
-    wanted = np.zeros((4, verbs)), np.zeros((4, nouns))
+    verb, noun = marginalise(probabilities, verb_of, noun_of)
+    wanted = np.zeros((4, verb_of.max() + 1)), np.zeros((4, noun_of.max() + 1))
     for i in range(4):
         for a in range(actions):
             wanted[0][i, verb_of[a]] += probabilities[i, a]
@@ -242,31 +241,11 @@ def test_verbs_and_nouns_are_sums_over_actions(actions, verbs, nouns, seed):
     np.testing.assert_allclose(verb, wanted[0], atol=1e-12)
     np.testing.assert_allclose(noun, wanted[1], atol=1e-12)
     np.testing.assert_allclose(verb.sum(axis=1), 1)
-    fitted = marginalise(probabilities, verb_of, noun_of)
-    assert fitted[0].shape[1] == verb_of.max() + 1 and fitted[1].shape[1] == noun_of.max() + 1
 
 
-def test_classification_equals_scikit_learn_and_unknown_pairs_are_wrong():
-    """A pair that is none of the actions may still have its verb and noun right."""
-    rng = np.random.default_rng(8)
-    pairs = [(v, n) for v in range(7) for n in range(8)][:50]  # (6, 2) and above are missing
-    verb_of, noun_of = np.array(pairs).T
-    verbs, nouns = rng.integers(0, 7, 300), rng.integers(0, 8, 300)
-    probabilities = rng.dirichlet(np.full(50, 0.2), 300)
-    number = {pair: i for i, pair in enumerate(pairs)}
-    label = np.array([number.get(p, -1) for p in zip(verbs.tolist(), nouns.tolist(), strict=True)])
-    known = label >= 0
-    probabilities[np.nonzero(known)[0][:100], label[known][:100]] += 0.5
-    found = cls_metrics(probabilities, verb_of, noun_of, verbs, nouns, num_verbs=7, num_nouns=8)
-    verb, noun = marginalise(probabilities, verb_of, noun_of, num_verbs=7, num_nouns=8)
-    score = metrics.top_k_accuracy_score
-    for k in (1, 5):
-        assert found[f"verb_top{k}"] == pytest.approx(score(verbs, verb, k=k))
-        assert found[f"noun_top{k}"] == pytest.approx(score(nouns, noun, k=k))
-        right = score(label[known], probabilities[known], k=k, labels=range(50), normalize=False)
-        assert found[f"action_top{k}"] == pytest.approx(right / 300)
-    assert 0 < known.sum() < 300
-    with pytest.raises(ConfigError, match="noun classes of actions must lie in 0 … 6"):
-        marginalise(probabilities, verb_of, noun_of, num_verbs=7, num_nouns=7)
-    with pytest.raises(ConfigError, match="49 verbs for 50 actions"):
-        marginalise(probabilities, verb_of[:49], noun_of)
+def test_every_action_needs_a_verb_and_a_noun():
+    probabilities, classes = np.full((2, 3), 1 / 3), np.arange(3)
+    with pytest.raises(ConfigError, match="2 verbs for 3 actions"):
+        marginalise(probabilities, classes[:2], classes)
+    with pytest.raises(ConfigError, match="noun classes of actions must be 0 or more"):
+        marginalise(probabilities, classes, classes - 1)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from sklearn import metrics
 
 from matinee.errors import ConfigError
+from matinee.evaluation.calibration import expected_calibration_error
 from matinee.evaluation.classification import (
     ClassificationResult,
     confusion_matrix,
@@ -14,7 +15,6 @@ from matinee.evaluation.classification import (
     top_k,
     weighted_f1,
 )
-from matinee.evaluation.views import parse_views
 
 
 @given(st.integers(2, 12), st.integers(1, 60), st.integers(0, 2**31))
@@ -62,9 +62,10 @@ def test_per_class_accuracy_is_recall_and_absent_classes_have_none():
     }  # fmt: skip
 
 
-def test_views_are_temporal_times_spatial():
-    """And nothing else is taken for it."""
-    assert parse_views("10x3") == (10, 3)
-    for bad in ("3", "0x1", "ax1", "1x1x1", "-1x2", ""):
-        with pytest.raises(ConfigError, match="TEMPORALxSPATIAL"):
-            parse_views(bad)
+def test_nan_is_refused():
+    """argmax would call it the most probable class."""
+    labels, scores = np.array([0, 1]), np.array([[0.5, 0.5], [np.nan, 0.5]])
+    with pytest.raises(ConfigError, match="NaN among the probabilities"):
+        top_k(labels, scores, 1)
+    with pytest.raises(ConfigError, match="NaN among the probabilities"):
+        expected_calibration_error(labels, scores)

@@ -1,9 +1,12 @@
 """Metrics of each kind of labels against scikit-learn and loops."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from sklearn import metrics as reference
 
+from matinee.errors import ConfigError
 from matinee.evaluation.results import evaluate_scores
 from matinee.evaluation.views import ViewScores
 from matinee.tasks.config import ClassificationConfig
@@ -106,3 +109,16 @@ def test_several_labels():
         assert row["label"] == " | ".join("abcde"[k] for k in range(5) if targets[i, k])
         assert row["predicted"] == "abcde"[best[i]] and row["index"] == 2 * i
         assert row["probability"] == pytest.approx(probabilities[i].max())
+
+
+@pytest.mark.parametrize("labels", ["single", "verb+noun", "multi"])
+def test_nan_is_refused_with_the_sample_that_has_it(single, labels):
+    """It would count as the most probable class, or as none."""
+    probabilities = single.probabilities.copy()
+    probabilities[[7, 9], 2] = np.nan
+    targets = np.eye(7)[single.targets] if labels == "multi" else single.targets
+    with pytest.raises(ConfigError, match="NaN for 2 of 40 samples, the first is 'clip 7'"):
+        evaluate_scores(
+            replace(single, targets=targets, probabilities=probabilities), ACTIONS,
+            ClassificationConfig(labels=labels),
+        )  # fmt: skip

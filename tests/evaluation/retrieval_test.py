@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torchmetrics.functional.retrieval import retrieval_hit_rate
 
 from matinee.errors import ConfigError
-from matinee.evaluation import retrieval
+from matinee.evaluation import arrays
 from matinee.evaluation.retrieval import best_ranks, recall_at_k, retrieval_metrics
 
 
@@ -80,7 +80,7 @@ def test_chunks_and_types_do_not_change_ranks(dtype, monkeypatch):
     rng = np.random.default_rng(0)
     similarity = rng.integers(0, 100, (17, 17)).astype(dtype)
     wanted = best_ranks(similarity.astype(np.float64), np.arange(17), np.arange(17))
-    monkeypatch.setattr(retrieval, "_CHUNK", 5)
+    monkeypatch.setattr(arrays, "_CHUNK", 5)
     assert np.array_equal(best_ranks(similarity, np.arange(17), np.arange(17)), wanted)
 
 

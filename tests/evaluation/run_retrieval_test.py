@@ -96,7 +96,8 @@ def make_loader(captions=CAPTIONS, *, invalid=(), columns=None):
         def __iter__(self):
             return iter(batches)
 
-    return Loader(pack=pack, samples=np.arange(CLIPS), views=(VIEWS, 1), num_items=len(items))
+    rows = np.arange(CLIPS)
+    return Loader(pack=pack, samples=rows, all_samples=rows, views=(VIEWS, 1), num_items=len(items))
 
 
 def similarity(clips, *, invalid=()):
@@ -175,65 +176,141 @@ def test_clips_that_could_not_be_read_are_left_out_with_their_captions():
     assert "s7" not in {row["sample"] for row in found.predictions}
 
 
-VERBS = [["take"], ["take", "hold"], ["cut"]]
-NOUNS = [["cup"], ["knife"], ["cup", "pan"], ["pan"]]
+VERBS = [[["take"], ["take", "hold"], ["cut"]][i % 3] for i in range(CLIPS)]
+NOUNS = [[["cup"], ["knife"], ["cup", "pan"], ["pan"]][i % 4] for i in range(CLIPS)]
 
 
-def test_verbs_and_nouns_give_mir_over_distinct_sentences():
-    """Textbook mAP and nDCG by loops over each query's ranking. Clips 4 and 5 have one sentence,
-    whose verbs and nouns are those of 4."""
-    verbs = [VERBS[i % 3] for i in range(CLIPS)]
-    nouns = [NOUNS[i % 4] for i in range(CLIPS)]
-    assert (verbs[4], nouns[4]) != (verbs[5], nouns[5])
-    columns = {
-        "verb": [" | ".join(own) for own in verbs], "noun": ["|".join(own) for own in nouns],
-    }  # fmt: skip
-    found = run_retrieval(Task(), make_loader(columns=columns)).metrics
-    s, owners = similarity(range(CLIPS))
-    texts = [text for own in CAPTIONS for text in own]
-    first = sorted({text: t for t, text in reversed(list(enumerate(texts)))}.values())
-    assert len(first) < len(texts)
+def class_columns(bare=()):
+    """`verb` and `noun` of each clip; a clip in `bare` lacks one of them."""
+    verbs = [" | ".join(own) for own in VERBS]
+    nouns = ["|".join(own) for own in NOUNS]
+    for number, i in enumerate(bare):
+        (verbs, nouns)[number % 2][i] = (None, " ")[number % 2]
+    return {"verb": verbs, "noun": nouns}
 
-    def iou(a, b):
-        return len(set(a) & set(b)) / len(set(a) | set(b))
 
+def iou(a, b):
+    return len(set(a) & set(b)) / len(set(a) | set(b))
+
+
+def looped_mir(clips, sentences):
+    """Textbook mAP and nDCG by loops over each query's ranking; sentences are (text, whose)."""
+    vectors = {i: VECTORS[i].mean(axis=0) for i in clips}
+    s = np.array([[vectors[i] @ WORDS[t] / np.linalg.norm(vectors[i]) / np.linalg.norm(WORDS[t])
+                   for t, _ in sentences] for i in clips])  # fmt: skip
     relevancy = np.array(
         [
-            [(iou(verbs[v], verbs[owners[t]]) + iou(nouns[v], nouns[owners[t]])) / 2 for t in first]
-            for v in range(CLIPS)
+            [(iou(VERBS[i], VERBS[j]) + iou(NOUNS[i], NOUNS[j])) / 2 for _, j in sentences]
+            for i in clips
         ]
     )
-    s = s[:, first]
+    found = {}
     for way, sim, rel in (("v2t", s, relevancy), ("t2v", s.T, relevancy.T)):
         precisions, gains = [], []
         for q in range(len(sim)):
-            order = sorted(range(sim.shape[1]), key=lambda c, q=q, sim=sim: -sim[q, c])
+            order = np.lexsort((rel[q], -sim[q])).tolist()  # of equally near ones the worst first
             hits, precision = 0, []
             for rank, c in enumerate(order, start=1):
                 if rel[q, c] == 1:
                     hits += 1
                     precision.append(hits / rank)
-            precisions.append(np.mean(precision))
+            if precision:
+                precisions.append(np.mean(precision))
             top = [rel[q, c] for c in order][: int((rel[q] > 0).sum())]
             dcg = sum(r / math.log2(1 + k) for k, r in enumerate(top, start=1))
             best = sorted(rel[q], reverse=True)
             gains.append(dcg / sum(r / math.log2(1 + k) for k, r in enumerate(best, start=1)))
-        assert found[f"mir_binary_{way}_map"] == pytest.approx(np.mean(precisions), rel=1e-6)
-        assert found[f"mir_graded_{way}_ndcg"] == pytest.approx(np.mean(gains), rel=1e-6)
+        found |= {f"mir_binary_{way}_map": np.mean(precisions),
+                  f"mir_graded_{way}_ndcg": np.mean(gains)}  # fmt: skip
+    return found
 
 
-def test_a_clip_without_verbs_leaves_mir_out():
-    columns = {"verb": ["take"] * (CLIPS - 1) + [None], "noun": ["cup"] * CLIPS}
-    found = run_retrieval(Task(), make_loader(columns=columns)).metrics
-    assert "t2v_r1" in found and not any(name.startswith("mir") for name in found)
+def distinct(clips):
+    """Each text once, with the first of these clips that it is a caption of."""
+    first = {}
+    for i in clips:
+        for text in CAPTIONS[i]:
+            first.setdefault(text, i)
+    return list(first.items())
 
 
-def test_a_clip_without_caption_is_named():
-    captions = [*CAPTIONS[:-2], [], []]
-    with pytest.raises(ConfigError, match=r"2 of 24 captions are empty, the first .* 's22'"):
-        run_retrieval(Task(), make_loader(captions))
-    with pytest.raises(ConfigError, match="24 of 24 captions are empty"):
-        run_retrieval(Task(), make_loader([[]] * CLIPS))
+def test_verbs_and_nouns_give_mir_over_distinct_sentences():
+    """Clips 4 and 5 have one sentence, whose verbs and nouns are those of 4."""
+    assert (VERBS[4], NOUNS[4]) != (VERBS[5], NOUNS[5])
+    found = run_retrieval(Task(), make_loader(columns=class_columns())).metrics
+    sentences = distinct(range(CLIPS))
+    assert len(sentences) < found["captions"]
+    for name, value in looped_mir(range(CLIPS), sentences).items():
+        assert found[name] == pytest.approx(value, rel=1e-6), name
+    counts = {name: found[f"mir_{name}"] for name in ("clips", "left_out", "sentences", "source")}
+    assert counts == {
+        "clips": CLIPS, "left_out": 0, "sentences": len(sentences), "source": "distinct captions",
+    }  # fmt: skip
+
+
+def test_clips_without_verb_or_noun_are_left_out_of_mir_and_counted():
+    """Of the sentence that clips 4 and 5 share, 5 then gives the classes."""
+    bare = (4, 9)
+    found = run_retrieval(Task(), make_loader(columns=class_columns(bare))).metrics
+    clips = [i for i in range(CLIPS) if i not in bare]
+    sentences = distinct(clips)
+    assert (CAPTIONS[5][0], 5) in sentences
+    for name, value in looped_mir(clips, sentences).items():
+        assert found[name] == pytest.approx(value, rel=1e-6), name
+    assert (found["mir_clips"], found["mir_left_out"]) == (CLIPS - 2, 2)
+    assert found["samples"] == CLIPS and found["t2v_r1"] == looped(range(CLIPS))[0]["t2v_r1"]
+    nobody = run_retrieval(Task(), make_loader(columns=class_columns(range(CLIPS)))).metrics
+    assert (nobody["mir_clips"], nobody["mir_left_out"]) == (0, CLIPS)
+    assert "mir_graded_average_map" not in nobody and "t2v_r1" in nobody
+
+
+def test_the_benchmarks_own_sentences_take_the_place_of_captions_in_mir(tmp_path):
+    """Some of them twice, some of no caption of their clip; found by narration id."""
+    asked = [("P07_1", CAPTIONS[3][0]), ("P02_9", CAPTIONS[8][1]), ("P01_3", CAPTIONS[3][0]),
+             ("P07_2", CAPTIONS[20][0])]  # fmt: skip
+    ids = [f"other {i}" for i in range(CLIPS)]
+    owners = {"P07_1": 11, "P02_9": 8, "P01_3": 0, "P07_2": 2}
+    for name, i in owners.items():
+        ids[i] = name
+    table = tmp_path / "sentences.csv"
+    table.write_text("narration_id,narration\n" + "".join(f"{n},{t}\n" for n, t in asked))
+    columns = class_columns() | {"narration_id": ids}
+    found = run_retrieval(Task(), make_loader(columns=columns), sentences=table).metrics
+    wanted = looped_mir(range(CLIPS), [(text, owners[name]) for name, text in asked])
+    for name, value in wanted.items():
+        assert found[name] == pytest.approx(value, rel=1e-6), name
+    assert (found["mir_sentences"], found["mir_source"]) == (4, "sentences.csv")
+    assert found["captions"] == sum(map(len, CAPTIONS))  # recalls stay those of captions
+
+
+def test_sentences_that_do_not_fit_the_pack_are_refused_before_a_clip_is_read(tmp_path):
+    """One line each."""
+    table = tmp_path / "s.csv"
+    table.write_text("narration_id,narration\ns3,x\ns99,y\n")
+
+    def refused(columns, words):
+        done = []
+        with pytest.raises(ConfigError, match=words):
+            run_retrieval(
+                Task(), make_loader(columns=columns), sentences=table, on_batch=done.append
+            )
+        assert not done
+
+    refused(None, "--sentences .*s.csv: some.pack has no columns verb and noun")
+    refused(class_columns(), r"no sample for 1 of 2 narration ids \(column 'sample'\).* 's99'")
+    table.write_text("narration_id,narration\ns3,x\ns5,y\n")
+    refused(class_columns((5,)), "1 of 2 sentences are of samples without a verb .* 's5'")
+
+
+def test_samples_without_caption_are_named_before_a_clip_is_read():
+    captions, done = [*CAPTIONS[:-2], [], []], []
+    with pytest.raises(ConfigError, match=r"some.pack: 2 of 24 samples .* no caption .* 's22'"):
+        run_retrieval(Task(), make_loader(captions), on_batch=done.append)
+    loader = make_loader()
+    loader.pack.samples = loader.pack.samples.drop_columns("text")
+    with pytest.raises(ConfigError, match="24 of 24 samples"):
+        run_retrieval(Task(), loader, on_batch=done.append)
+    assert not done
 
 
 def test_a_stop_is_obeyed_and_nothing_read_is_an_error():

@@ -195,6 +195,70 @@ def test_crop_and_scale_equal_scaling_the_cropped_picture(sample, sequential, bo
     assert (difference > 0).mean() < 0.05
 
 
+class Counting:
+    """A decoder that counts its packets and frames."""
+
+    def __init__(self, decoder) -> None:
+        self.decoder, self.packets, self.frames = decoder, 0, 0
+
+    def decode(self, packet):
+        frames = self.decoder.decode(packet)
+        self.packets += packet is not None
+        self.frames += len(frames)
+        return frames
+
+    def flush_buffers(self) -> None:
+        self.decoder.flush_buffers()
+
+
+@pytest.mark.parametrize("pixels", ["i420", "rgb"])
+def test_several_crops_are_those_of_separate_decodes_by_one_decoders_work(
+    sample, pixels, monkeypatch
+):
+    """Boxes that differ, two that are equal, the whole picture; frames repeat. Bytes, packets,
+    frames and reads against one decode for each crop."""
+    _, data, table, fmt = sample
+    wanted, size = [30, 2, 2, 39, 9], (32, 40)
+    boxes = [Box(10, 6, 40, 32), None, Box(0, 0, 96, 64), Box(10, 6, 40, 32), Box(50, 20, 44, 44)]
+    length = frame_bytes(size, pixels)
+    reads, counted = [], []
+    make = ClipDecoder._decoder
+
+    def counting(self, fmt):
+        counted.append(Counting(make(self, fmt)))
+        return counted[-1]
+
+    def read(start, end):
+        reads.append((start, end))
+        return data[start:end]
+
+    monkeypatch.setattr(ClipDecoder, "_decoder", counting)
+
+    def work():
+        done = (sum(c.packets for c in counted), sum(c.frames for c in counted), len(reads))
+        counted.clear()
+        reads.clear()
+        return done
+
+    separate = np.zeros((len(boxes), len(wanted), length), np.uint8)
+    for out, box in zip(separate, boxes, strict=True):
+        ClipDecoder().decode(fmt, table, read, wanted, out, size=size, box=box, pixels=pixels)
+    alone = work()
+    together = np.zeros_like(separate)
+    crops = list(zip(together, boxes, strict=True))
+    ClipDecoder().decode_crops(fmt, table, read, wanted, crops, size=size, pixels=pixels)
+    assert np.array_equal(together, separate)
+    assert len({crop.tobytes() for crop in together}) == 3
+    assert work() == tuple(count / len(boxes) for count in alone) and alone[0] > 0
+
+
+def test_one_crop_that_does_not_fit_refuses_all_before_anything_is_read(sample):
+    _, _, table, fmt = sample
+    crops = [(i420_rows(1, (32, 32)), None), (i420_rows(1, (32, 32)), Box(80, 0, 32, 32))]
+    with pytest.raises(ValueError, match="96x64"):
+        ClipDecoder().decode_crops(fmt, table, pytest.fail, [0], crops, size=(32, 32))
+
+
 def ycbcr_to_rgb(y: float, cb: float, cr: float, matrix: str, full: bool) -> np.ndarray:
     """ITU-T H.273 in float64: the formula, without FFmpeg."""
     kr, kb = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722)}[matrix]

@@ -183,7 +183,6 @@ def test_weights_for_another_size_are_refused_with_both_shapes(tmp_path):
         (lambda: Shift(every=0), "--model.temporal.every 0"),
         (lambda: Inflate(every=0), "--model.temporal.every 0"),
         (lambda: Joint(patch_dropout=1.0), "--model.temporal.patch-dropout"),
-        (lambda: Joint(checkpoint=-1), "--model.temporal.checkpoint"),
     ],
 )
 def test_settings_out_of_range_are_named_as_on_the_command_line(make, words):

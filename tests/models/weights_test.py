@@ -29,7 +29,7 @@ from matinee.cli import import_
 from matinee.errors import ConfigError
 from matinee.models.frames import FrameModel
 from matinee.models.joint import JointModel
-from matinee.models.weights import load_into, load_weights, read_state_dict, traits_of
+from matinee.models.weights import load_into, read_state_dict, traits_of
 from matinee.models.weights.convert import convert_weights
 from matinee.models.weights.detect import translate
 from matinee.models.weights.files import WeightsFile
@@ -49,7 +49,7 @@ def test_image_weights_load_from_every_kind_of_file(tmp_path, kind):
         torch.save({"state_dict": state, "epoch": 3}, path)
     model = timm.create_model("resnet10t", num_classes=4)
     head = model.fc.weight.clone()
-    note = load_weights(model, str(path))
+    note = load_into(model, path, min_match=1.0).sentence(str(path))
     assert "a new classifier" in note and torch.equal(model.fc.weight, head)
     for key, value in source.state_dict().items():
         if not key.startswith("fc."):
@@ -65,7 +65,7 @@ def test_the_efficientnet_pytorch_layout_is_understood(tmp_path):
     state = {("_conv_stem.weight" if key == first else key): v for key, v in state.items()}
     torch.save(state, tmp_path / "w.pth")
     model = timm.create_model("tf_efficientnet_lite0", num_classes=4).eval()
-    assert "classifier included" in load_weights(model, str(tmp_path / "w.pth"))
+    assert load_into(model, tmp_path / "w.pth", min_match=1.0).classifier == "loaded"
     x = torch.randn(1, 3, 64, 64)
     assert torch.equal(model(x), source(x))
 
@@ -96,7 +96,8 @@ def test_weights_that_do_not_fit_are_refused(tmp_path, change, words):
     change(state)
     torch.save(state, tmp_path / "w.pth")
     with pytest.raises(ConfigError, match=words):
-        load_weights(timm.create_model("resnet10t", num_classes=4), str(tmp_path / "w.pth"))
+        network = timm.create_model("resnet10t", num_classes=4)
+        load_into(network, tmp_path / "w.pth", min_match=1.0)
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path):

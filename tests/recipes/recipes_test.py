@@ -25,7 +25,7 @@ from matinee.tasks.vocabulary import Vocabulary
 from matinee.training.config import TrainConfig
 from matinee.training.loop import train
 from matinee.training.optim.schedule import learning_rate
-from matinee.training.show.terminal import Silent
+from matinee.training.show.progress import Silent
 from matinee.training.state.runfolder import RunFolder
 
 # The command lines of TSM's scripts (github.com/mit-han-lab/temporal-shift-module), the defaults
@@ -229,7 +229,7 @@ def data(film, tmp_path_factory):
 class Facts(Silent):
     """Keeps what a run says of itself."""
 
-    def start(self, *, total, facts, headline):
+    def start(self, *, facts, headline, **_):
         self.facts, self.headline = facts, headline
 
 

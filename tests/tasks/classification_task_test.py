@@ -9,6 +9,7 @@ from torch import nn
 
 from matinee.data.batch import Batch
 from matinee.data.mix import plan_mix
+from matinee.errors import ConfigError
 from matinee.tasks.classification import ClassificationTask
 from matinee.tasks.config import ClassificationConfig
 
@@ -87,18 +88,19 @@ def test_several_labels_are_each_a_question_of_yes_or_no(smoothing):
 @pytest.mark.parametrize("seed", [7, 8])
 def test_mixed_clips_have_mixed_targets(labels, settings, seed):
     """torch's cross-entropy with probabilities as targets, made by a loop from whose pixels the
-    network saw. The third clip is invalid, and nobody's partner."""
+    network saw. The third clip is invalid, so that the fourth is mixed with nobody."""
     task = make_task(labels=labels, label_smoothing=0.1, **settings)
     batch = make_batch(SEVERAL if labels == "multi" else LABELS, first_seed=seed)
     outcome = task(batch)
-    plan = plan_mix(seed, CLIPS, **({"mixup": 0.0, "cutmix": 0.0} | settings))
+    pairs = plan_mix(batch.seeds.tolist(), **({"mixup": 0.0, "cutmix": 0.0} | settings))
     own = SEVERAL if labels == "multi" else torch.eye(CLASSES)[LABELS]
     targets = torch.zeros(CLIPS, CLASSES, dtype=torch.float64)
-    for i, j in enumerate(plan.partner):
-        if not VALID[j] or i == j:
+    for i in range(CLIPS):
+        pair, j = pairs[i // 2], i ^ 1
+        if not (VALID[i] and VALID[j]):
             keep = 1.0
-        elif plan.box is None:
-            keep = plan.keep
+        elif pair.box is None:
+            keep = pair.keep
         else:
             keep = float((task.model.video[i] == batch.video[i]).float().mean())
             pixels = task.model.video[i], batch.video[i], batch.video[j]
@@ -118,17 +120,47 @@ def test_mixed_clips_have_mixed_targets(labels, settings, seed):
 def test_mixed_clips_count_by_the_label_with_the_larger_part():
     """Clips of one label each: the network names it, or the partner's."""
     task = make_task(mixup=0.8)
-    task(batch := make_batch(first_seed=8))
-    plan = plan_mix(8, CLIPS, mixup=0.8, cutmix=0)
+    task(batch := make_batch(first_seed=9))
+    pairs = plan_mix(batch.seeds.tolist(), mixup=0.8, cutmix=0)
     larger = [
-        int(LABELS[i] if not VALID[j] or plan.keep > 0.5 else LABELS[j])
-        for i, j in enumerate(plan.partner)
+        int(LABELS[i ^ 1] if i // 2 != 1 and pairs[i // 2].keep < 0.5 else LABELS[i])
+        for i in range(CLIPS)
     ]
     assert larger != LABELS.tolist()  # so that the two can be told apart
     wanted = sum(int(task.model.logits[i].argmax()) == larger[i] for i in range(CLIPS) if VALID[i])
     assert int(task(batch).sums["top1"]) == wanted
     always = nn.Sequential(nn.Flatten(), Constant(torch.eye(CLASSES)[larger]))
     assert int(ClassificationTask(always, task.config)(batch).sums["top1"]) == 5
+
+
+@pytest.mark.parametrize("settings", [{}, {"mixup": 0.8}, {"cutmix": 1.0}])
+def test_micro_batches_of_pairs_add_up_to_one_batch(settings):
+    """Loss, hits and gradient of 1×6 and 3×2, in float64."""
+    found = []
+    for size in (6, 2):
+        task = make_task(label_smoothing=0.1, **settings).double()
+        batch = make_batch()
+        loss, hits = torch.zeros((), dtype=torch.float64), 0
+        for rows in (slice(begin, begin + size) for begin in range(0, CLIPS, size)):
+            part = replace(
+                batch, video=batch.video[rows].double(), target=batch.target[rows],
+                valid=batch.valid[rows], seeds=batch.seeds[rows], samples=batch.samples[rows],
+            )  # fmt: skip
+            outcome = task(part)
+            outcome.loss.backward()
+            loss, hits = loss + outcome.loss.detach(), hits + int(outcome.sums["top1"])
+        found.append((loss, task.model.layer.weight.grad, torch.tensor(hits)))
+    for whole, split in zip(*found, strict=True):
+        torch.testing.assert_close(whole, split, rtol=1e-12, atol=1e-12)
+
+
+def test_an_odd_batch_cannot_be_mixed():
+    """But be trained on without mixing, and be evaluated."""
+    odd = replace(make_batch(), seeds=torch.arange(5))
+    with pytest.raises(ConfigError, match=r"a batch of 5 has no such pairs"):
+        make_task(cutmix=1.0)(odd)
+    make_task()(odd)
+    make_task(cutmix=1.0).eval()(odd)
 
 
 class Constant(nn.Module):

@@ -1,18 +1,15 @@
 """Contrastive steps against one graph over all clips, written down from the formulas."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F
+from steps import plain_step
 from torch import nn
 
 from matinee.data.batch import Batch
 from matinee.models.base import VideoModel
 from matinee.models.dual import DualEncoder
 from matinee.models.text import ClipText
-from matinee.spans import Spans
-from matinee.tasks.base import Step
 from matinee.tasks.config import ContrastiveConfig
 from matinee.tasks.contrastive import ContrastiveTask
 
@@ -87,14 +84,7 @@ def run_step(task, parts, dtype):
     size = CLIPS // parts
     batches = iter([make_batch(slice(i, i + size), dtype) for i in range(0, CLIPS, size)])
     return task.gradients(
-        Step(
-            clips=CLIPS,
-            parts=parts,
-            next_batch=lambda: next(batches),
-            reseed=torch.manual_seed,
-            autocast=nullcontext,
-            spans=Spans(),
-        )
+        plain_step(task.compute, clips=CLIPS, parts=parts, next_batch=lambda: next(batches))
     )
 
 

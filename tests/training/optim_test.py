@@ -1,115 +1,28 @@
-"""Schedules and optimizers against formulas written down here."""
+"""Which parameters are trained alike, limits of gradients, and settings that are refused."""
 
 import math
-from dataclasses import replace
 
 import pytest
+import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
 from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
 from matinee.models.config import ModelConfig
+from matinee.models.dual import DualEncoder
+from matinee.models.frames import FrameModel
 from matinee.models.joint import JointModel
+from matinee.models.masked import MaskedAutoencoder
+from matinee.models.text import ClipText
 from matinee.pack.reader import Pack
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
-from matinee.training.optim.build import build_optimizer, parameter_groups
-from matinee.training.optim.schedule import describe, learning_rate
+from matinee.training.optim.clip import clip_gradients
+from matinee.training.optim.groups import hidden_matrices, parameter_groups
+from matinee.training.parallel.ranks import start_ranks
 from matinee.training.setup import prepare
 from matinee.training.state.runfolder import RunFolder
-
-
-def test_warm_up_is_linear_and_cosine_ends_at_zero():
-    """10 epochs of 20 steps, 2 of them warm-up."""
-    config = OptimConfig(lr=0.4, epochs=10, warmup_epochs=2, schedule="cosine")
-    for step in range(40):
-        assert learning_rate(config, step, 20) == pytest.approx(0.4 * (step + 1) / 40)
-    for step in range(40, 200):
-        wanted = 0.4 * (1 + math.cos(math.pi * (step - 40) / 160)) / 2
-        assert learning_rate(config, step, 20) == pytest.approx(wanted)
-    assert learning_rate(config, 199, 20) < 1e-4
-
-
-def test_steps_divide_by_ten_at_two_fifths_and_four_fifths():
-    """TSM's 20 and 40 of 50 epochs."""
-    config = OptimConfig(lr=1.0, epochs=50, warmup_epochs=0, schedule="step")
-    rates = [learning_rate(config, epoch * 7, 7) for epoch in range(50)]
-    assert rates == pytest.approx([1.0] * 20 + [0.1] * 20 + [0.01] * 10)
-
-
-def test_steps_fall_where_they_are_told():
-    """At 3/8 and 3/4 of 8 epochs, as I3D's 150 k and 300 k of 400 k iterations."""
-    config = OptimConfig(
-        lr=1.0, epochs=8, warmup_epochs=0, schedule="step", drops=(150 / 400, 300 / 400)
-    )
-    rates = [learning_rate(config, step, 5) for step in range(40)]
-    assert rates == pytest.approx([1.0] * 15 + [0.1] * 15 + [0.01] * 10)
-
-
-def test_a_rate_for_another_batch_grows_in_proportion():
-    """VideoMAE's 1.5e-4 and 1e-5 at 256: warm-up, peak and end at 2,048 are eight times those."""
-    config = OptimConfig(
-        lr=1.5e-4, min_lr=1e-5, base_batch=256, batch_size=2048, epochs=10, warmup_epochs=1
-    )
-    assert learning_rate(config, 49, 100) == pytest.approx(1.2e-3 / 2)
-    assert learning_rate(config, 100, 100) == pytest.approx(1.2e-3)
-    middle = learning_rate(config, 550, 100)  # half of the cosine
-    assert middle == pytest.approx((1.2e-3 + 8e-5) / 2)
-    assert learning_rate(config, 999, 100) == pytest.approx(8e-5, rel=1e-3)
-    assert "0.0012 = 0.00015 × batch 2048 / 256" in describe(config)
-    alone = replace(config, base_batch=None)
-    assert learning_rate(alone, 100, 100) == pytest.approx(1.5e-4)
-    assert "0.00015" in describe(alone) and "×" not in describe(alone)
-
-
-def test_constant_stays():
-    """After warm-up."""
-    config = OptimConfig(lr=0.3, epochs=5, warmup_epochs=1, schedule="constant")
-    assert {learning_rate(config, step, 10) for step in range(10, 50)} == {0.3}
-
-
-def test_biases_and_norms_are_not_decayed():
-    """One update with zero gradient moves decayed weights only."""
-    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
-    for name in ("sgd", "adamw", "lion"):
-        optimizer = build_optimizer(net, OptimConfig(name=name, lr=0.1, weight_decay=0.5))
-        before = [p.detach().clone() for p in net.parameters()]
-        for p in net.parameters():
-            p.grad = torch.zeros_like(p)
-        optimizer.step()
-        moved = [not torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True)]
-        assert moved == [True, False, False, False]
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lion"])
-def test_updates_follow_the_published_rule(name):
-    """Three steps in float64: SGD with momentum; AdamW (arXiv 1711.05101, Algorithm 2); Lion
-    (arXiv 2302.06675, Algorithm 2). With betas of 0.8 and 0.95."""
-    torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(40, 40, dtype=torch.float64))
-    holder = torch.nn.Module()
-    holder.weight = weight
-    config = OptimConfig(name=name, lr=0.1, weight_decay=0.01, momentum=0.9, betas=(0.8, 0.95))
-    optimizer = build_optimizer(holder, config)
-    w = weight.detach().clone()
-    m, v = torch.zeros_like(w), torch.zeros_like(w)
-    for step in range(1, 4):
-        gradient = torch.randn(40, 40, dtype=torch.float64)
-        weight.grad = gradient.clone()
-        optimizer.step()
-        if name == "sgd":
-            g = gradient + 0.01 * w
-            m = g if step == 1 else 0.9 * m + g
-            w = w - 0.1 * m
-        elif name == "adamw":
-            w = w * (1 - 0.1 * 0.01)
-            m, v = 0.8 * m + 0.2 * gradient, 0.95 * v + 0.05 * gradient**2
-            w = w - 0.1 * (m / (1 - 0.8**step)) / ((v / (1 - 0.95**step)).sqrt() + 1e-8)
-        else:
-            w = w - 0.1 * ((0.8 * m + 0.2 * gradient).sign() + 0.01 * w)
-            m = 0.95 * m + 0.05 * gradient
-        torch.testing.assert_close(weight.detach(), w)
 
 
 def small_vit(depth=3, **settings):
@@ -117,6 +30,11 @@ def small_vit(depth=3, **settings):
         img_size=16, patch_size=8, embed_dim=8, depth=depth, num_heads=2, num_classes=5, **settings
     )
     return JointModel(vit, frames=2)
+
+
+def tiny(name, **settings):
+    """A timm network of few parameters."""
+    return timm.create_model(name, num_classes=5, **settings)
 
 
 def by_name(model, config):
@@ -156,6 +74,130 @@ def test_positions_and_tokens_are_not_decayed():
     assert decayed == {f"backbone.{name}.weight" for name in ("patch_embed.proj", "head", *blocks)}
 
 
+def test_what_a_network_of_timm_excepts_is_not_decayed():
+    """A Swin's tables of relative positions, which are matrices."""
+    swin = tiny(
+        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=8, depths=(1, 1), num_heads=(1, 1)
+    )
+    groups = by_name(FrameModel(swin, 2), OptimConfig(weight_decay=0.05))
+    decayed = {name for name, (_, decay) in groups.items() if decay}
+    tables = {name for name in groups if name.endswith("relative_position_bias_table")}
+    assert len(tables) == 2 and not tables & decayed
+    assert "backbone.layers.0.blocks.0.attn.qkv.weight" in decayed
+
+
+def test_groups_come_in_the_same_order_each_time():
+    """Two builds have the same names group by group, all of them once, and scalars alone."""
+
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.backbone = torch.nn.Parameter(torch.tensor(1.0)), small_vit().backbone
+
+    for name in ("adamw", "muon", "lamb"):
+        orders = []
+        for model in (Scaled(), Scaled()):
+            names = {id(p): name for name, p in model.named_parameters()}
+            config = OptimConfig(name=name, weight_decay=0.1)
+            groups = parameter_groups(model, config)
+            orders.append([[names[id(p)] for p in group["params"]] for group in groups])
+            assert sorted(name for own in orders[-1] for name in own) == sorted(names.values())
+            assert all(group.keys() == groups[0].keys() for group in groups)
+        assert orders[0] == orders[1]
+        assert ["scale"] in orders[0]
+
+
+def test_frozen_parameters_are_not_trained():
+    """They are in no group."""
+    model = small_vit()
+    model.backbone.patch_embed.requires_grad_(False)
+    assert not any("patch_embed" in name for name in by_name(model, OptimConfig()))
+
+
+def test_muon_takes_what_maps_one_layer_to_the_next():
+    """Not what sees pixels, not classifiers, depthwise kernels or embeddings."""
+    resnet = FrameModel(tiny("resnet10t"), 2)
+    kernels = {f"{name}.weight" for name, m in resnet.named_modules() if hasattr(m, "kernel_size")}
+    pools = {"backbone.maxpool.weight", *(n for n in kernels if "downsample.0" in n)}
+    assert hidden_matrices(resnet) == kernels - pools - {"backbone.conv1.0.weight"}
+    mobile = tiny("mobilenetv3_small_050")
+    found = hidden_matrices(mobile)
+    for name, module in mobile.named_modules():
+        if isinstance(module, torch.nn.Conv2d):
+            depthwise = module.groups > 1
+            assert (f"{name}.weight" in found) == (not depthwise and name != "conv_stem")
+    assert "classifier.weight" not in found
+    vit = JointModel(tiny("vit_tiny_patch16_224", img_size=16, patch_size=8, embed_dim=8, depth=1,
+                          num_heads=2), frames=2, tubelet=2)  # fmt: skip
+    parts = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+    assert hidden_matrices(vit) == {f"backbone.blocks.0.{part}.weight" for part in parts}
+
+
+def test_muon_leaves_last_layers_of_towers_and_decoders_to_adamw():
+    """Projections and word embeddings of a dual encoder, the pixels of a masked autoencoder."""
+    dual = DualEncoder(small_vit(depth=1), ClipText(width=8, heads=2, layers=1), embed_dim=4)
+    block = "text.transformer.resblocks.0"
+    text = {name for name in hidden_matrices(dual) if name.startswith("text")}
+    assert text == {
+        f"{block}.attn.in_proj_weight", f"{block}.attn.out_proj.weight",
+        f"{block}.mlp.c_fc.weight", f"{block}.mlp.c_proj.weight",
+    }  # fmt: skip
+    assert not any("projection" in name for name in hidden_matrices(dual))
+    encoder = VisionTransformer(
+        img_size=16, patch_size=8, embed_dim=8, depth=1, num_heads=2, num_classes=0,
+        class_token=False, global_pool="avg", fc_norm=False,
+    )  # fmt: skip
+    masked = MaskedAutoencoder(
+        encoder, frames=2, mean=(0.5,) * 3, std=(0.2,) * 3, decoder_depth=1, decoder_width=8,
+        decoder_heads=2,
+    )  # fmt: skip
+    found = hidden_matrices(masked)
+    assert "encoder_to_decoder.weight" in found and "decoder.blocks.0.mlp.fc1.weight" in found
+    assert "decoder.head.weight" not in found and "encoder.patch_embed.proj.weight" not in found
+
+
+def with_gradients(*gradients):
+    parameters = []
+    for gradient in gradients:
+        parameter = torch.nn.Parameter(torch.zeros_like(gradient))
+        parameter.grad = gradient.clone()
+        parameters.append(parameter)
+    return [*parameters, torch.nn.Parameter(torch.zeros(3))]  # one without a gradient
+
+
+@pytest.mark.parametrize("limit", [0.5, 100.0])
+def test_gradients_are_shortened_to_the_norm(limit):
+    """Against float64; shorter ones stay."""
+    torch.manual_seed(0)
+    gradients = [torch.randn(4, 5), torch.randn(7), torch.randn(())]
+    length = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+    parameters = with_gradients(*gradients)
+    norm = clip_gradients(parameters, limit, None)
+    assert norm.ndim == 0 and float(norm) == pytest.approx(length)
+    for parameter, gradient in zip(parameters, gradients, strict=False):
+        torch.testing.assert_close(parameter.grad, gradient * min(1, limit / length))
+
+
+def test_values_are_cut_before_the_norm_is():
+    """The norm returned is that before both, so that an infinity is not hidden."""
+    parameters = with_gradients(torch.tensor([3.0, -4.0, 0.5]))
+    assert float(clip_gradients(parameters, None, 1.0)) == pytest.approx(math.sqrt(25.25))
+    assert parameters[0].grad.tolist() == [1.0, -1.0, 0.5]
+    parameters = with_gradients(torch.tensor([3.0, -4.0, 0.5]))
+    assert float(clip_gradients(parameters, 0.3, 1.0)) == pytest.approx(math.sqrt(25.25))
+    wanted = torch.tensor([1.0, -1.0, 0.5]) * 0.3 / 1.5
+    torch.testing.assert_close(parameters[0].grad, wanted)
+    assert clip_gradients(with_gradients(torch.tensor([torch.inf, 1.0])), None, 1.0).isinf()
+
+
+def test_without_limits_gradients_stay():
+    """Their norm is still told; without any gradient it is zero."""
+    parameters = with_gradients(torch.tensor([3.0, 4.0]))
+    assert float(clip_gradients(iter(parameters), None, None)) == 5.0
+    assert parameters[0].grad.tolist() == [3.0, 4.0]
+    assert float(clip_gradients([], 1.0, 1.0)) == 0.0
+
+
 def test_the_classifier_learns_faster_by_its_factor(clips_pack, tmp_path):
     """One step of plain gradient descent: five times as far as at the common rate, bias too; all
     else moves as far as before. The logged rate is the common one."""
@@ -172,7 +214,8 @@ def test_the_classifier_learns_faster_by_its_factor(clips_pack, tmp_path):
             ),
         )  # fmt: skip
 
-    start = prepare(Pack(clips_pack), settings("none"), torch.device("cpu")).task.model
+    with start_ranks("cpu", 60) as ranks:
+        start = prepare(Pack(clips_pack), settings("none"), ranks).task.model
     before = {name: p.detach().clone() for name, p in start.named_parameters()}
     moves = []
     for out, factor in (("a", 1.0), ("b", 5.0)):
@@ -196,7 +239,15 @@ def test_the_classifier_learns_faster_by_its_factor(clips_pack, tmp_path):
      ({"lr": 0.1, "min_lr": 0.2}, "--optim.min-lr 0.2: from 0 to --optim.lr 0.1"),
      ({"drops": (20.0, 40.0)}, r"--optim.drops \(20.0, 40.0\): parts of the epochs"),
      ({"betas": (0.9, 1.0)}, "--optim.betas"), ({"layer_decay": 1.5}, "--optim.layer-decay 1.5"),
-     ({"head_lr": 0.0}, "--optim.head-lr 0.0")],
+     ({"head_lr": 0.0}, "--optim.head-lr 0.0"), ({"lr": math.nan}, "--optim.lr nan"),
+     ({"lr": math.inf}, "--optim.lr inf: must be a finite number"),
+     ({"clip_norm": math.nan}, "--optim.clip-norm nan"),
+     ({"betas": (0.9, math.nan)}, "--optim.betas nan"),
+     ({"betas": (0.9,)}, "--optim.betas .*two numbers"),
+     ({"warmup_epochs": math.inf}, "--optim.warmup-epochs inf"),
+     ({"ema": 1.0}, "--optim.ema 1.0"), ({"clip_value": 0.0}, "--optim.clip-value 0.0"),
+     ({"base_momentum": 1.0}, "--optim.base-momentum 1.0"), ({"rise": 1.0}, "--optim.rise 1.0"),
+     ({"schedule": "one-cycle", "momentum": 0.5}, "momentum .or first beta. 0.5 of sgd")],
 )  # fmt: skip
 def test_impossible_settings_are_refused_by_name(change, words):
     """At construction."""

@@ -15,10 +15,9 @@ import torch
 from matinee.data.clips import ClipSpec
 from matinee.errors import ClipError, ConfigError, MatineeError
 from matinee.models.config import ModelConfig
-from matinee.training import loop
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
-from matinee.training.show.terminal import Silent
+from matinee.training.show.progress import Silent
 from matinee.training.state.runfolder import RunFolder
 
 
@@ -29,7 +28,9 @@ def settings(pack, out, **optim) -> TrainConfig:
         run=RunConfig(out=str(out), seed=5, log_every=1, device="cpu"),
         model=ModelConfig(backbone="resnet10t", dropout=0.3),
         clip=ClipSpec(frames=2, size=32, flip="horizontal", brightness=0.2, erasing=0.3),
-        optim=OptimConfig(**({"lr": 0.05, "batch_size": 4, "accumulate": 2, "epochs": 3} | optim)),
+        optim=OptimConfig(
+            **({"lr": 0.05, "batch_size": 4, "accumulate": 2, "epochs": 3, "ema": 0.9} | optim)
+        ),
     )
 
 
@@ -89,7 +90,7 @@ def test_a_killed_run_resumes_from_its_last_save(clips_pack, whole, tmp_path):
     code = (
         "import sys\nfrom matinee.training.config import TrainConfig\n"
         "from matinee.training.loop import train\nimport time\n"
-        "from matinee.training.show.terminal import Silent\n"
+        "from matinee.training.show.progress import Silent\n"
         "class Slow(Silent):\n    def step(self, step): time.sleep(0.2)\n"
         "train(TrainConfig.from_json(sys.stdin.read()), progress=Slow())\n"
     )
@@ -128,12 +129,33 @@ def test_a_run_is_never_overwritten(clips_pack, whole):
 
 
 def test_a_damaged_checkpoint_is_an_error(clips_pack, tmp_path):
-    """Not a fresh start."""
+    """Not a fresh start, if there is no other before it."""
     out = tmp_path / "run"
     train(settings(clips_pack, out, epochs=1))
     (out / "last.pt").write_bytes((out / "last.pt").read_bytes()[:1000])
-    with pytest.raises(MatineeError, match=r"last\.pt is damaged"):
+    with pytest.raises(MatineeError, match=r"step-00000003\.pt"):
         train(settings(clips_pack, out, epochs=1), resume=True)
+
+
+class Notes(Silent):
+    """What a run says before it starts."""
+
+    def start(self, *, total, facts, headline, epochs=None):
+        self.facts = facts
+
+
+def test_behind_a_damaged_checkpoint_the_one_before_it_is_used(clips_pack, whole, tmp_path):
+    """It is said, and the run ends as if nothing had been."""
+    out = tmp_path / "run"
+    train(settings(clips_pack, out, epochs=3), progress=StopAt(8))
+    newest = (out / "last.pt").resolve()
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    told = Notes()
+    train(settings(clips_pack, out), resume=True, progress=told)
+    assert any("step-00000008.pt" in fact and "step 6" in fact for fact in told.facts)
+    assert losses(out) == losses(whole)
 
 
 def test_accumulation_equals_one_large_batch(clips_pack, tmp_path):
@@ -190,10 +212,12 @@ def test_a_masked_clip_is_counted_and_the_run_goes_on(clips_pack, tmp_path, monk
 def test_masked_gradients_are_means_over_the_clips_that_were_read(clips_pack, tmp_path):
     """The loop's own step over two parts of two clips, one masked, against a direct mean."""
     from matinee.data.batch import Batch
-    from matinee.spans import Spans
     from matinee.tasks.classification import ClassificationTask
     from matinee.training.optim.build import build_optimizer
-    from matinee.training.state.train_state import TrainState
+    from matinee.training.parallel.config import ParallelConfig
+    from matinee.training.parallel.ranks import Ranks
+    from matinee.training.parallel.wrap import wrap
+    from matinee.training.step import StepRunner
 
     torch.manual_seed(0)
     config = settings(clips_pack, tmp_path, clip_norm=None)
@@ -209,15 +233,18 @@ def test_masked_gradients_are_means_over_the_clips_that_were_read(clips_pack, tm
         Batch(video[i], target[i], valid[i], torch.arange(2), ("a", "b"), count, texts, seeds)
         for i, count in halves
     ]
-    state = TrainState(net, build_optimizer(net, config.optim), None)
-    task = ClassificationTask(net)
-    loop._step(config, task, state, iter(parts), 0.1, "fp32", torch.device("cpu"), Spans())
+    task, alone = ClassificationTask(net), Ranks(0, 1, 1, torch.device("cpu"))
+    runner = StepRunner(
+        task, build_optimizer(net, config.optim),
+        wrap(task, ParallelConfig(), alone, parts=2, bf16=False), alone, parts=2, seed=0,
+    )  # fmt: skip
+    stepped = runner(iter(parts), clips=4, number=0, lr=0.1)
     ours = (before - net[1].weight.detach()) / 0.1
     net.load_state_dict(start)
     loss = torch.nn.functional.cross_entropy(net(video[valid]).float(), target[valid])
     (wanted,) = torch.autograd.grad(loss, [net[1].weight])
     torch.testing.assert_close(ours, wanted + config.optim.weight_decay * before)
-    assert state.clips == 3 and state.masked == 1
+    assert stepped.clips == 3
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(clips_pack, tmp_path):

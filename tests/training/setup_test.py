@@ -21,12 +21,14 @@ from matinee.tasks.config import (
     SentenceTextConfig,
 )
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
-from matinee.training.setup import choose_splits, make_loader, prepare
+from matinee.training.parallel.ranks import Ranks
+from matinee.training.setup import choose_splits, prepare, training_loader, validation_loader
+from matinee.training.stages import Stage
 
 TEXT = ClipTextConfig(width=8, heads=2, layers=1)
 VERBS = ["cut", "put", "take", "take | put"]
 NOUNS = ["egg", "ham|egg", "pan", "ham", "oil"]
-CPU = torch.device("cpu")
+CPU = Ranks(0, 1, 1, torch.device("cpu"))
 
 
 def make_config(pack, task=None, **data) -> TrainConfig:
@@ -132,7 +134,7 @@ def test_the_usual_splits_are_found(clips_pack, tmp_path):
 def test_single_labels_reach_the_batches(clips_pack):
     setup = prepare(Pack(clips_pack), make_config(clips_pack), CPU)
     assert setup.vocabulary.classes == ("left", "right")
-    with make_loader(setup, "val", batch_size=6, views=(1, 1)) as loader:
+    with validation_loader(setup, 6) as loader:
         (batch,) = loader
     labels = setup.pack.samples.column("label")
     named = [setup.vocabulary.classes[t] for t in batch.target.tolist()]
@@ -144,7 +146,7 @@ def test_several_labels_reach_the_batches(clips_pack, tmp_path):
     pack = Pack(relabelled(clips_pack, tmp_path / "multi.pack", label=cells))
     setup = prepare(pack, make_config("x", ClassificationConfig(labels="multi")), CPU)
     assert setup.vocabulary.classes == ("blue", "green", "red")
-    with make_loader(setup, "train", batch_size=4) as loader:
+    with training_loader(setup, Stage(1, 2, 32, 4), 1) as loader:
         for batch in loader:
             for row, target in zip(batch.index.tolist(), batch.target.tolist(), strict=True):
                 wanted = [float(name in cells[row]) for name in ("blue", "green", "red")]
@@ -177,7 +179,7 @@ def test_graded_margins_get_the_verbs_and_nouns_of_each_clip(actions):
     for i in range(18):
         held = [float(v in VERBS[i % 4]) for v in verbs] + [float(n in NOUNS[i % 5]) for n in nouns]
         assert setup.targets[i].tolist() == held
-    with make_loader(setup, "train", batch_size=4) as loader:
+    with training_loader(setup, Stage(1, 2, 32, 4), 1) as loader:
         batch = next(iter(loader))
     assert np.array_equal(batch.target.numpy(), setup.targets[batch.index.numpy()])
     relevancy = setup.task.relevancy(batch.target)

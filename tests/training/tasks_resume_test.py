@@ -15,13 +15,13 @@ from matinee.tasks.config import (
     ContrastiveConfig,
     MaskedConfig,
 )
-from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from matinee.training.config import DataConfig, OptimConfig, RunConfig, SpeedConfig, TrainConfig
 from matinee.training.loop import train
-from matinee.training.show.terminal import Silent
+from matinee.training.show.progress import Silent
 from matinee.training.state.runfolder import RunFolder
 
 CNN = ModelConfig("test_resnet", dropout=0.3)
-VIT = ModelConfig("test_vit", Joint(patch_dropout=0.25, checkpoint=2), patch_size=8, drop_path=0.2)
+VIT = ModelConfig("test_vit", Joint(patch_dropout=0.25), patch_size=8, drop_path=0.2)
 MAE = ModelConfig(
     "vit_tiny_patch16_224", Joint(tubelet=2, positions="sine"), patch_size=8, drop_path=0.2,
     dropout=0.0,
@@ -60,7 +60,8 @@ def settings(kind, pack, out) -> TrainConfig:
         model=model,
         task=task,
         clip=ClipSpec(frames=4, size=32, flip="horizontal", erasing=0.3),
-        optim=OptimConfig(**optim, lr=0.01, batch_size=4, accumulate=2, epochs=2),
+        optim=OptimConfig(**optim, lr=0.01, batch_size=4, accumulate=2, epochs=2, ema=0.9),
+        speed=SpeedConfig(recompute=2),
     )
 
 

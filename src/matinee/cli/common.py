@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from matinee.files import naming
-from matinee.training.show.terminal import progress_bar
+from matinee.training.show.bar import progress_bar
 
 T = TypeVar("T")
 

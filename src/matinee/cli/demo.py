@@ -15,7 +15,8 @@ from matinee.demo.pretraining import run_pretraining_demo
 from matinee.demo.retrieval import run_retrieval_demo
 from matinee.demo.run import run_demo
 from matinee.demo.view import DemoView
-from matinee.training.show.terminal import Progress, Terminal
+from matinee.training.show.progress import Progress
+from matinee.training.show.terminal import show_on
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class TerminalView(DemoView):
         return counting(f"   {name}", unit)
 
     def training(self, name: str) -> Progress:
-        return Terminal(err, f"   {name}")
+        return show_on(err, f"   {name}")
 
 
 def main(args: Sequence[str]) -> int:

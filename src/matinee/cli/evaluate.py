@@ -14,6 +14,7 @@ from matinee.errors import ConfigError
 from matinee.evaluation.views import Average, parse_views
 from matinee.inference.egomcq import egomcq
 from matinee.inference.evaluate import evaluate
+from matinee.inference.load import load_run
 from matinee.inference.zero_shot import zero_shot
 
 
@@ -25,11 +26,16 @@ class EvalCommand:
 
     run: Annotated[Path, tyro.conf.Positional]
     """Folder of the run."""
+    best: bool = False
+    """Take the checkpoint that validated best instead of the newest."""
     views: str | None = None
     """TEMPORALxSPATIAL clips a sample that are averaged, such as 3x1 or 10x3. Default: as the run's
     recipe says."""
     average: Average = "probabilities"
     """What classification averages over views: probabilities, or logits before they become such."""
+    sentences: Path | None = None
+    """For EK-100 MIR: the benchmark's table of sentences (EPIC_100_retrieval_test_sentence.csv),
+    whose figures are comparable to published ones; default: the pack's own captions, each once."""
     data: Path | None = None
     """Another pack than the one the run was trained on."""
     split: str | None = None
@@ -46,7 +52,9 @@ class EvalCommand:
     """Of a contrastive run: tell the pack's labels by their names instead of finding captions
     (arXiv 2103.00020, §3.1)."""
     egomcq: Path | None = None
-    """Of a contrastive run: a file of EgoMCQ questions, whose clips are the samples of --data."""
+    """Of a contrastive run: a file of EgoMCQ questions, whose clips are among the samples of
+    --data (in --split, if given). --on-error mask leaves out questions with a clip that cannot be
+    read."""
     json: str | None = None
     """Write metrics and predictions to this file as well; - for standard output."""
 
@@ -54,32 +62,34 @@ class EvalCommand:
 def main(args: Sequence[str]) -> int:
     command = parse(EvalCommand, args, "eval")
     views = parse_views(command.views) if command.views is not None else None
-    if command.zero_shot and command.egomcq is not None:
-        raise ConfigError("--zero-shot and --egomcq are two evaluations: ask for one")
+    _check(command)
+    loaded = load_run(
+        command.run, device=command.device, checkpoint="best" if command.best else "last"
+    )
     shared: dict[str, Any] = {
-        "batch_size": command.batch_size, "workers": command.workers, "device": command.device,
+        "split": command.split, "batch_size": command.batch_size, "workers": command.workers,
+        "mask_errors": command.on_error == "mask",
     }  # fmt: skip
-    masked = command.on_error == "mask"
     with counting("evaluating", "clips") as step:
         if command.zero_shot:
             report = zero_shot(
-                command.run, data=command.data, split=command.split, views=views or (1, 1),
-                mask_errors=masked, on_progress=step, **shared,
-            )  # fmt: skip
+                loaded, data=command.data, views=views or (1, 1), on_progress=step, **shared
+            )
         elif command.egomcq is not None:
-            if command.data is None:
-                raise ConfigError("--egomcq needs the pack of its clips: --data PACK")
+            assert command.data is not None
             report = egomcq(
-                command.run, command.egomcq, command.data, views=views or (1, 1),
-                on_progress=step, **shared,
+                loaded, command.egomcq, command.data, views=views or (1, 1), on_progress=step,
+                **shared,
             )  # fmt: skip
         else:
             report = evaluate(
-                command.run, data=command.data, split=command.split, views=views,
-                average=command.average, mask_errors=masked, on_progress=step, **shared,
+                loaded, data=command.data, views=views, average=command.average,
+                sentences=command.sentences, on_progress=step, **shared,
             )  # fmt: skip
     write_json(command.json, report)
     if command.json != "-":
+        for note in loaded.notes:
+            out.print(note)
         if command.egomcq is not None:
             _show_egomcq(report)
         else:
@@ -87,11 +97,37 @@ def main(args: Sequence[str]) -> int:
     return 0
 
 
+def _check(command: EvalCommand) -> None:
+    """Refuse flags that have nothing to do with each other.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    if command.zero_shot and command.egomcq is not None:
+        raise ConfigError("--zero-shot and --egomcq are two evaluations: ask for one")
+    other = "--zero-shot" if command.zero_shot else "--egomcq"
+    if command.zero_shot or command.egomcq is not None:
+        if command.average != "probabilities":
+            raise ConfigError(
+                f"--average {command.average} has no effect with {other}, which averages the "
+                "vectors of a clip's views"
+            )
+        if command.sentences is not None:
+            raise ConfigError(f"--sentences has no effect with {other}: leave one of them out")
+    if command.egomcq is not None and command.data is None:
+        raise ConfigError("--egomcq needs the pack of its clips: --data PACK")
+
+
 def _show_egomcq(report: dict[str, Any]) -> None:
     out.print(f"{report['run']} at step {report['step']} on {report['data']}, EgoMCQ")
     kinds = [(k, report[f"{k}_video"], report[f"{k}_questions"]) for k in ("inter", "intra")]
     rows = [[f"{k}-video", "–" if v is None else f"{v:.3f}", n] for k, v, n in kinds]
     table(["clips", "accuracy", "questions"], rows)
+    if report["left_out"]:
+        out.print(
+            f"{report['left_out']} questions are left out: {report['skipped']} clips could not be "
+            "read"
+        )
 
 
 def show(report: dict[str, Any]) -> None:
@@ -162,6 +198,11 @@ def _show_retrieval(report: dict[str, Any]) -> None:
                "mean_rank": "mean rank"}  # fmt: skip
     rows = [[told, *(report[f"{way}_{name}"] for name in columns)] for way, told in _WAYS.items()]
     table(["", *columns.values()], rows)
+    if report.get("mir_left_out"):
+        out.print(
+            f"EK-100 MIR leaves out {report['mir_left_out']} clips without a verb or a noun; "
+            f"{report['mir_clips']} take part"
+        )
     if "mir_graded_average_map" in report:
         kinds = {"graded_{}_map": "mAP (graded)", "binary_{}_map": "mAP (binary)",
                  "graded_{}_ndcg": "nDCG"}  # fmt: skip
@@ -171,6 +212,7 @@ def _show_retrieval(report: dict[str, Any]) -> None:
             for key, told in kinds.items()
         ]
         table(["EK-100 MIR", *_WAYS.values(), "average"], rows)
+        out.print(f"MIR over {report['mir_sentences']} sentences: {report['mir_source']}")
 
 
 _WAYS = {"t2v": "text → video", "v2t": "video → text"}

@@ -20,7 +20,9 @@ from matinee.recipes import GROUPS, RECIPES, tiny
 from matinee.tasks.config import ContrastiveConfig, MaskedConfig
 from matinee.training.config import TrainConfig
 from matinee.training.loop import train
-from matinee.training.show.terminal import Progress, Silent, Terminal
+from matinee.training.parallel.environment import RankEnvironment
+from matinee.training.parallel.launch import check_gpus, launch
+from matinee.training.show.terminal import show_on
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,18 @@ class TrainCommand:
     tiny: bool = False
     """Start from a version of the recipe that runs in seconds on a CPU, to try data and settings;
     fields can be changed all the same."""
-    resume: bool = False
-    """Continue the run in --out, exactly where it stopped."""
+    resume: Literal["never", "always", "auto"] = "never"
+    """always (or --resume alone): continue the run in --out, exactly where it stopped; auto:
+    continue it if there is one."""
     progress: Literal["auto", "plain", "none"] = "auto"
-    """auto: a live bar on a terminal, else a line an epoch; plain: lines; none: silent."""
+    """auto: a live view on a terminal, else lines; plain: lines; none: silent."""
+    gpus: int | None = None
+    """Ranks to start on this machine, each on a GPU of its own (with --run.device cpu: processes on
+    the CPU). Default: this process alone, or as torchrun or Slurm say."""
+    nodes: int = 1
+    """More than one: print a Slurm script for so many machines of --gpus each, and end."""
+    max_restarts: int = 0
+    """How often ranks are started again, and go on from the last checkpoint, after one is lost."""
 
 
 def main(args: Sequence[str]) -> int:
@@ -45,27 +55,48 @@ def main(args: Sequence[str]) -> int:
     config = make(tyro.MISSING, tyro.MISSING)
     small = "--tiny" in args
     command = parse(
-        TrainCommand, args[1:], f"train {args[0]}",
+        TrainCommand, _bare_resume(args[1:]), f"train {args[0]}",
         default=TrainCommand(tiny(config) if small else config), description=inspect.getdoc(make),
         config=(tyro.conf.AvoidSubcommands,),  # the recipe chooses among kinds, flags their fields
     )  # fmt: skip
-    progress: Progress = Silent()
-    if command.progress != "none":
-        plain = command.progress == "plain"
-        progress = Terminal(Console(stderr=True, force_terminal=False if plain else None))
-    result = train(command.config, resume=command.resume, progress=progress)
+    if command.nodes > 1:
+        from matinee.training.parallel.slurm import script_of
+
+        print(script_of(list(args), nodes=command.nodes, gpus=command.gpus or 1), end="")
+        return 0
+    ranks = RankEnvironment.read()
+    if command.gpus is not None and ranks.launched_by != "torchrun":
+        check_gpus(command.gpus, command.config.run.device)
+        return launch(list(args), processes=command.gpus, max_restarts=command.max_restarts)
+    resume = {"never": False, "always": True, "auto": "auto"}[command.resume]
+    result = train(
+        command.config, resume=resume, progress=show_on(Console(stderr=True), how=command.progress)
+    )
     if result.stopped:
-        err.print(
-            f"stopped by {result.stopped} after step {result.steps}, saved: the same command with "
-            "--resume continues exactly there"
-        )
+        if ranks.rank == 0:
+            err.print(
+                f"stopped by {result.stopped} after step {result.steps}, saved: the same command "
+                "with --resume continues exactly there"
+            )
         return 128 + int(getattr(signal, result.stopped))
+    if ranks.rank != 0:
+        return 0
     scores = f"{_scores(result.val)}; " if result.val is not None else ""
     masked = f", {result.masked} clips masked" if result.masked else ""
     out.print(f"{result.out}: {scores}{result.steps} steps in {result.seconds:.0f} s{masked}")
     out.print(f"next: {_next(command.config)}   matinee report {shlex.quote(str(result.out))}")
     sys.stdout.flush()
     return 0
+
+
+def _bare_resume(args: Sequence[str]) -> list[str]:
+    """`--resume` without a value means always."""
+    found: list[str] = []
+    for arg, after in zip(args, [*args[1:], "--"], strict=True):
+        found.append(arg)
+        if arg == "--resume" and after.startswith("--"):
+            found.append("always")
+    return found
 
 
 def _usage() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import queue
@@ -26,7 +27,7 @@ class Backend(Protocol):
     memory: NDArray[np.uint8]
 
     def submit(self, number: int, job: ClipJob) -> None: ...
-    def wait(self) -> Finished: ...
+    def wait(self, *, block: bool = True) -> Finished: ...
     def close(self) -> None: ...
 
 
@@ -50,21 +51,22 @@ class Processes:
     def submit(self, number: int, job: ClipJob) -> None:
         self._pool.submit(number, job)
 
-    def wait(self) -> Finished:
-        """Block until at least one clip is done.
+    def wait(self, *, block: bool = True) -> Finished:
+        """What is done; with `block`, wait until that is at least one clip.
 
         Raises:
             WorkerDied: a worker ended; the pool is of no further use.
         """
         finished: Finished = []
-        while not finished:
-            for result in self._pool.results():
+        while True:
+            for result in self._pool.results(None if block else 0):
                 if result.died:
                     raise WorkerDied(f"a decoding worker died: {result.died}")
                 if result.error is not None:
                     raise result.error
                 finished.append((result.job, result.value))
-        return finished
+            if finished or not block:
+                return finished
 
     def close(self) -> None:
         self._pool.close()
@@ -89,10 +91,13 @@ class Threads:
         future = self._pool.submit(self._decode, job)
         future.add_done_callback(lambda done: self._done.put((number, done)))
 
-    def wait(self) -> Finished:
-        """Block until at least one clip is done."""
-        number, future = self._done.get()
-        return [(number, future.result())]
+    def wait(self, *, block: bool = True) -> Finished:
+        """What is done; with `block`, wait until that is at least one clip."""
+        done = [self._done.get()] if block else []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                done.append(self._done.get_nowait())
+        return [(number, future.result()) for number, future in done]
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)

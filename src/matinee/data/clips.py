@@ -154,12 +154,43 @@ class View:
     of_spatial: int = 1
 
 
-def plan_training_clip(info: SampleInfo, spec: ClipSpec, rng: np.random.Generator) -> ClipPlan:
+def check_clip_spec(spec: ClipSpec) -> None:
+    """Refuse what clips of videos cannot be.
+
+    Raises:
+        ConfigError: padding.
+    """
+    if spec.crop == "pad":
+        raise ConfigError("--clip.crop pad is for image sets; for videos: random-resized")
+
+
+def check_crops(crops: int, views: tuple[int, int] | None) -> None:
+    """Refuse what cannot be the number of training crops of a decoded clip.
+
+    Raises:
+        ConfigError: none, or several in evaluation.
+    """
+    if crops < 1:
+        raise ConfigError(f"crops {crops}: at least 1")
+    if crops > 1 and views is not None:
+        raise ConfigError(f"crops {crops} are for training; evaluation takes views")
+
+
+def plan_training_clip(
+    info: SampleInfo,
+    spec: ClipSpec,
+    rng: np.random.Generator,
+    look: np.random.Generator | None = None,
+) -> ClipPlan:
     """A random clip of a sample.
+
+    Args:
+        look: decides on crop, mirroring, colours and blanking; `rng` then on the frames alone.
 
     Raises:
         ConfigError: the sample is too short and `spec.short` is "refuse".
     """
+    check_clip_spec(spec)
     if spec.sampling == "uniform":
         frames = uniform_segments(info.num_frames, spec.decoded_frames, rng=rng)
     else:
@@ -167,13 +198,12 @@ def plan_training_clip(info: SampleInfo, spec: ClipSpec, rng: np.random.Generato
             info.num_frames, spec.decoded_frames, spec.stride, rng=rng, short=spec.short,
             align=info.first_frame if spec.align else -1,
         )  # fmt: skip
+    rng = rng if look is None else look
     picture = (info.width, info.height)
     if spec.crop == "random-resized":
         box = random_resized_box(picture, rng, spec.scale, spec.ratio)
     elif spec.crop == "multi-scale":
         box = multi_scale_box(picture, rng)
-    elif spec.crop == "pad":
-        raise ConfigError("--clip.crop pad is for image sets; for videos: random-resized")
     else:
         box = center_box(picture, spec.center_scale)
     flip = bool(rng.random() < 0.5) and spec.flip == "horizontal"

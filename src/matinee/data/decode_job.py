@@ -1,4 +1,4 @@
-"""What a decoding worker does with one clip: read, decode, write into its slot. No torch here."""
+"""What a decoding worker does with one clip: read, decode, write into its rows. No torch here."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from matinee.pack.clip import ClipPart, ClipReader
 
 @dataclass(frozen=True)
 class ClipJob:
-    """One clip to decode into row `row` of slot `slot`."""
+    """One clip to decode once, each of its `crops` (row, box) into a row of slot `slot`."""
 
     slot: int
-    row: int
     parts: tuple[ClipPart, ...]
-    box: Box
+    crops: tuple[tuple[int, Box], ...]
     size: tuple[int, int]
 
 
 class DecodeJob:
     """Decodes clips into a batch memory `[slots, rows, T, bytes of a frame]`, from any thread.
 
-    Returns None for a clip that was read, else the reason why it could not be; its row is then
+    Returns None for a clip that was read, else the reason why it could not be; its rows are then
     zeroed.
     """
 
@@ -52,10 +51,12 @@ class DecodeJob:
         if not hasattr(self._local, "reader"):
             self._local.reader = ClipReader(self._formats)
         reader: ClipReader = self._local.reader
-        out = self._memory[job.slot, job.row]
+        rows = self._memory[job.slot]
         try:
-            reader.read(job.parts, out, box=job.box, size=job.size)
+            crops = [(rows[row], box) for row, box in job.crops]
+            reader.read_crops(job.parts, crops, size=job.size)
         except MediaError as error:
-            out.fill(0)
+            for row, _ in job.crops:
+                rows[row].fill(0)
             return str(error)
         return None

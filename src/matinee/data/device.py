@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -81,9 +83,15 @@ def to_video(
     pairs = video.view(clips, 3, frames, half[0], 2, half[1], 2)
     pairs += tint[:, :, :, :, None, :, None]
     video.clamp_(0, 1)
-    shape = (1, 3, 1, 1, 1)
-    video.sub_(torch.tensor(mean, device=video.device).view(shape))
-    video.div_(torch.tensor(std, device=video.device).view(shape))
+    video.sub_(_channels(mean, video.device))
+    video.div_(_channels(std, video.device))
     if flip is not None:
         video = torch.where(flip.view(-1, 1, 1, 1, 1), video.flip(-1), video)
     return video
+
+
+@lru_cache(maxsize=16)
+def _channels(values: tuple[float, float, float], device: torch.device) -> Tensor:
+    """One value a channel, [1, 3, 1, 1, 1]; kept, since a GPU is waited for when it gets them."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device).view(1, 3, 1, 1, 1)

@@ -1,7 +1,16 @@
 """`EpochLoader`: what every loader promises about order, positions and targets.
 
-Which items make a batch follows from (seed, epoch), so the position (epoch, batches taken) is all
+Which items make a batch follows from (seed, epoch), so the position (epoch, items taken) is all
 there is to save, and moving there costs nothing. See Note [Exact data].
+
+# Note [Ranks and micro-batches]
+A training step takes the next G items of the epoch's order, whoever computes them. W ranks that
+pass P micro-batches of b each (W·P·b = G) cut these G items into W·P consecutive micro-batches;
+number p·W + r is the p-th of rank r. So one rank with four parts, two with two and four with one
+compute the same micro-batches, and a position counted in items means the same to all of them.
+
+In evaluation each rank holds a share of the samples, with all their views. Shares are equally long,
+so that ranks compute equally many batches; the last ones begin again with the first samples.
 """
 
 from __future__ import annotations
@@ -32,8 +41,14 @@ class EpochLoader(ABC):
     `for batch in loader` goes to the end of the current epoch; the next `for` is the next epoch. A
     loop that was left early continues where it stopped.
 
-    `samples` are the selected rows of `pack`, `num_items` the clips of an epoch, `targets` a row
-    for each row of the pack, `failed` the clips masked so far; `workers` and `mode` say who reads.
+    `all_samples` are the selected rows of `pack`, `samples` those that this rank reads (in training
+    all of them), `num_items` the clips of an epoch of `samples`, `targets` a row for each row of
+    the pack, `failed` the clips masked so far; `workers` and `mode` say who reads.
+
+    Args:
+        batch_size: clips a batch, on each rank.
+        rank, world: which rank this is, of how many. See Note [Ranks and micro-batches].
+        together: items that always follow each other, such as several crops of one decoded clip.
 
     Raises:
         ConfigError: an empty selection, fewer clips than a batch, a label not in `classes`,
@@ -57,22 +72,32 @@ class EpochLoader(ABC):
         classes: tuple[str, ...] | None,
         targets: NDArray[Any] | None,
         device: str | torch.device,
+        rank: int = 0,
+        world: int = 1,
+        together: int = 1,
     ) -> None:
         self.pack, self.clip, self.views = pack, clip, views
         self.classes = classes or pack.classes
         self.batch_size, self.group = batch_size, group
+        self.rank, self.world, self.together = rank, world, together
         self.seed, self.device = seed, torch.device(device)
-        self.samples = pack.select(split)
-        self._per_sample = repeats if views is None else views[0] * views[1]
+        self.all_samples = pack.select(split)
+        self.samples = self.all_samples if views is None else _share(self.all_samples, rank, world)
+        self._per_sample = repeats * together if views is None else views[0] * views[1]
         for name, value in (("batch size", batch_size), ("repeats", repeats), ("group", group),
-                            ("views", self._per_sample)):  # fmt: skip
+                            ("views", self._per_sample), ("together", together)):  # fmt: skip
             if value < 1:
                 raise ConfigError(f"{name} {value}: at least 1")
+        if batch_size % together:
+            raise ConfigError(
+                f"batches of {batch_size} clips cannot hold {together} crops of each decoded clip"
+            )
         self.num_items = len(self.samples) * self._per_sample
-        if views is None and self.num_items < batch_size * group:
+        whole = batch_size * group * world
+        if views is None and self.num_items < whole:
             raise ConfigError(
                 f"split {split!r} gives {self.num_items} clips an epoch, fewer than one batch of "
-                f"{batch_size * group}: use a smaller batch or more repeats"
+                f"{whole}: use a smaller batch or more repeats"
             )
         self.targets = self._label_indices() if targets is None else targets
         if len(self.targets) != len(pack):
@@ -80,8 +105,8 @@ class EpochLoader(ABC):
         self._swaps = clip.swaps(self.classes)
         if self._swaps and self.targets.ndim > 1:
             raise ConfigError("--clip.flip-swap needs one label a sample, not several")
-        names = pack.samples.column("sample").take(self.samples).to_pylist()
-        what = [names, self._per_sample, batch_size, group]
+        names = pack.samples.column("sample").take(self.all_samples).to_pylist()
+        what = [names, self._per_sample, together]
         self._digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self.epoch = 0
@@ -91,7 +116,9 @@ class EpochLoader(ABC):
     def _label_indices(self) -> NDArray[np.int64]:
         labels = self.pack.samples.column("label").to_pylist()
         table = {name: i for i, name in enumerate(self.classes)}
-        unknown = sorted({labels[i] for i in self.samples if labels[i] is not None} - set(table))
+        unknown = sorted(
+            {labels[i] for i in self.all_samples if labels[i] is not None} - set(table)
+        )
         if unknown:
             raise ConfigError(
                 f"{self.pack.path} has labels that are not among the {len(table)} known classes: "
@@ -101,16 +128,23 @@ class EpochLoader(ABC):
         return np.array(indices, dtype=np.int64)
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Batches of an epoch, on each rank."""
         if self.views is None:
-            return self.num_items // (self.batch_size * self.group) * self.group
+            return self.num_items // (self._taken * self.group) * self.group
         return math.ceil(self.num_items / self.batch_size)
 
+    @property
+    def _taken(self) -> int:
+        """Items that all ranks together take with each batch."""
+        return self.batch_size * self.world
+
     def state_dict(self) -> dict[str, int | str]:
-        """The position: of the batches handed out, not of those read ahead."""
+        """The position: of the batches handed out, not of those read ahead; in items of all ranks,
+        so that another number of ranks can go on from it.
+        """
         return {
             "epoch": self.epoch,
-            "position": self.position,
+            "taken": self.position * self._taken,
             "seed": self.seed,
             "items": self._digest,
         }
@@ -122,14 +156,16 @@ class EpochLoader(ABC):
             ConfigError: the state is of another seed or does not fit this loader.
         """
         if state["items"] != self._digest:
-            raise ConfigError(
-                "the saved position is of other samples, repeats or another batch size"
-            )
+            raise ConfigError("the saved position is of other samples, repeats or crops")
         if state["seed"] != self.seed:
             raise ConfigError(f"the saved data order has seed {state['seed']}, this {self.seed}")
-        if not 0 <= state["position"] <= len(self):
-            raise ConfigError(f"saved batch {state['position']} of an epoch of {len(self)}")
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
+        position, within = divmod(int(state["taken"]), self._taken)
+        if within or not 0 <= position <= len(self):
+            raise ConfigError(
+                f"saved after {state['taken']} clips of an epoch, which is no whole number of the "
+                f"{len(self)} batches of {self._taken}: resume with the same batch size"
+            )
+        self.epoch, self.position = int(state["epoch"]), position
 
     def __iter__(self) -> Iterator[Batch]:
         if self.position == len(self):  # restored at the very end of an epoch
@@ -151,9 +187,13 @@ class EpochLoader(ABC):
         """Numbers (0 … num_items - 1) of the items of a batch."""
         if self._order is None or self._order[0] != epoch:
             shuffle = self.views is None
-            order = epoch_order(self.num_items, seed=self.seed, epoch=epoch, shuffle=shuffle)
+            runs = epoch_order(
+                self.num_items // self.together, seed=self.seed, epoch=epoch, shuffle=shuffle
+            )
+            order = (runs[:, None] * self.together + np.arange(self.together)).reshape(-1)
             self._order = (epoch, order)
-        return self._order[1][batch * self.batch_size : (batch + 1) * self.batch_size]
+        number = batch if self.views is not None else batch * self.world + self.rank
+        return self._order[1][number * self.batch_size : (number + 1) * self.batch_size]
 
     def _rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of the pack that items are of."""
@@ -182,3 +222,9 @@ class EpochLoader(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _share(samples: NDArray[np.int64], rank: int, world: int) -> NDArray[np.int64]:
+    """The samples that one of `world` ranks evaluates; beyond the last it begins again."""
+    each = math.ceil(len(samples) / world)
+    return samples[(rank * each + np.arange(each)) % len(samples)] if world > 1 else samples

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matinee.data.batch import Batch
-from matinee.data.clips import ClipPlan, ClipSpec, View
+from matinee.data.clips import ClipPlan, ClipSpec, View, check_crops
 from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD
 from matinee.data.epochs import EpochLoader
 from matinee.data.image_augment import (
@@ -19,7 +19,9 @@ from matinee.data.image_augment import (
     plan_training_image,
     to_images,
 )
+from matinee.data.mix import take_turns
 from matinee.data.random import generator
+from matinee.data.transfer import send
 from matinee.pack.images import ImageSet
 
 
@@ -33,8 +35,8 @@ class ImageLoader(EpochLoader):
     Args:
         pack: an open image set.
         clip: size, crop and augmentation; frames must be 1. None: the set's own size, padded crops.
-        split, batch_size, views, repeats, group, seed, classes, device: as `ClipLoader` takes them;
-            views are (1, spatial).
+        split, batch_size, views, repeats, crops, group, seed, classes, device, rank, world: as
+            `ClipLoader` takes them; views are (1, spatial).
         targets: what `target` holds instead of the label: a row for each row of the set.
 
     Raises:
@@ -54,6 +56,7 @@ class ImageLoader(EpochLoader):
         batch_size: int = 128,
         views: tuple[int, int] | None = None,
         repeats: int = 1,
+        crops: int = 1,
         group: int = 1,
         seed: int = 0,
         classes: tuple[str, ...] | None = None,
@@ -61,12 +64,16 @@ class ImageLoader(EpochLoader):
         device: str | torch.device = "cpu",
         mean: tuple[float, float, float] = IMAGENET_MEAN,
         std: tuple[float, float, float] = IMAGENET_STD,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         clip = clip or ClipSpec(frames=1, size=pack.size[0], crop="pad")
         check_image_spec(clip, pack.size, views)
+        check_crops(crops, views)
         super().__init__(
             pack, split=split, clip=clip, batch_size=batch_size, views=views, repeats=repeats,
-            group=group, seed=seed, classes=classes, targets=targets, device=device,
+            group=group, seed=seed, classes=classes, targets=targets, device=device, rank=rank,
+            world=world, together=crops,
         )  # fmt: skip
         self._mean, self._std = mean, std
         self._pixels: Tensor | None = None
@@ -75,14 +82,15 @@ class ImageLoader(EpochLoader):
         """The look at an image that item number `item` (0 … num_items - 1) gets in an epoch."""
         sample = int(self.samples[item // self._per_sample])
         info = self.pack.info(sample)
-        copy = item % self._per_sample
+        copy, crop = divmod(item % self._per_sample, self.together)
         if self.views is None:
-            rng = generator(self.seed, epoch, sample, f"clip{copy}")
+            purpose = f"clip{copy}" if self.together == 1 else f"clip{copy}.{crop}"
+            rng = generator(self.seed, epoch, sample, purpose)
             return plan_training_image(info, self.clip, rng)
         return plan_evaluation_image(info, self.clip, View(spatial=copy, of_spatial=self.views[1]))
 
     def _next(self) -> Batch:
-        items = self._items(self.epoch, self.position)
+        items = take_turns(self._items(self.epoch, self.position), self.together)
         plans = [self.plan(self.epoch, item) for item in items.tolist()]
         rows = self._rows(items)
         video = to_images(
@@ -105,7 +113,7 @@ class ImageLoader(EpochLoader):
             return torch.from_numpy(self.pack.pixels[rows])
         if self._pixels is None:
             self._pixels = torch.from_numpy(self.pack.pixels[self.samples]).to(self.device)
-        return self._pixels[torch.from_numpy(items // self._per_sample).to(self.device)]
+        return self._pixels[send(torch.from_numpy(items // self._per_sample), self.device)]
 
     def close(self) -> None:
         """Free the images on the device; iterating again copies them anew."""

@@ -16,14 +16,19 @@ def open_loader(
     workers: int | None = None,
     mode: Literal["processes", "threads"] = "processes",
     on_error: Literal["raise", "mask"] = "raise",
+    pinned: bool = True,
+    side_stream: bool = True,
     **settings: Any,
 ) -> ClipLoader | ImageLoader:
     """`ClipLoader` of a pack, `ImageLoader` of an image set, whose images nobody has to decode.
 
     Args:
-        workers, mode, on_error: as `ClipLoader` takes them, for packs.
+        workers, mode, on_error, pinned, side_stream: as `ClipLoader` takes them, for packs.
         settings: what both take.
     """
     if isinstance(data, ImageSet):
         return ImageLoader(data, **settings)
-    return ClipLoader(data, workers=workers, mode=mode, on_error=on_error, **settings)
+    return ClipLoader(
+        data, workers=workers, mode=mode, on_error=on_error, pinned=pinned,
+        side_stream=side_stream, **settings,
+    )  # fmt: skip

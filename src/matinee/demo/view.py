@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matinee.errors import ConfigError
-from matinee.training.show.terminal import Progress
+from matinee.training.show.progress import Progress
 
 _MARKER = ".matinee-demo"
 

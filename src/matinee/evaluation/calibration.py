@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matinee.evaluation.arrays import refuse_nan
+
 
 @dataclass(frozen=True)
 class Reliability:
@@ -34,8 +36,11 @@ def reliability(
 ) -> Reliability:
     """Reliability of probabilities [N, K] whose labels are [N]; its table makes the diagram.
 
+    Raises:
+        ConfigError: a NaN.
     Source: Guo et al., arXiv 1706.04599, §2.
     """
+    refuse_nan(probabilities, "probabilities")
     predicted = probabilities.argmax(axis=1)
     confidence = probabilities[np.arange(len(labels)), predicted].astype(np.float64)
     right = (predicted == labels).astype(np.float64)

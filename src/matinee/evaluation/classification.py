@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matinee.evaluation.arrays import refuse_nan
 from matinee.evaluation.calibration import expected_calibration_error
 
 
@@ -20,7 +21,12 @@ def confusion_matrix(
 
 
 def top_k(labels: NDArray[np.int64], probabilities: NDArray[np.float64], k: int) -> float:
-    """Part of samples whose label is among the `k` most probable classes; ties: lower index."""
+    """Part of samples whose label is among the `k` most probable classes; ties: lower index.
+
+    Raises:
+        ConfigError: a NaN.
+    """
+    refuse_nan(probabilities, "probabilities")
     k = min(k, probabilities.shape[1])
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
     return float((best == labels[:, None]).any(axis=1).mean())
@@ -61,6 +67,9 @@ class ClassificationResult:
     def metrics(self) -> dict[str, Any]:
         """top1, top5, macro_f1, weighted_f1, ece (expected calibration error, 15 bins), per_class
         (label → accuracy, None if absent), confusion, samples, skipped (how many).
+
+        Raises:
+            ConfigError: a NaN among the probabilities.
         """
         predicted = self.probabilities.argmax(axis=1)
         confusion = confusion_matrix(self.labels, predicted, len(self.classes))

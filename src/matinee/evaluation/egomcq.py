@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matinee.errors import AnnotationError, ConfigError
+from matinee.evaluation.arrays import refuse_nan
 
 CHOICES = 5
 INTER, INTRA = 1, 2
@@ -66,8 +67,7 @@ def egomcq_accuracy(
         raise ConfigError(f"answers must lie in 0 … {CHOICES - 1}")
     if not np.isin(types, (INTER, INTRA)).all():
         raise ConfigError(f"types must be {INTER} (inter-video) or {INTRA} (intra-video)")
-    if np.isnan(similarity_QC).any():
-        raise ConfigError("the similarity holds NaN: no answer can be told from it")
+    refuse_nan(similarity_QC, "similarities")
     right = similarity_QC[np.arange(questions), answers]
     correct = (similarity_QC >= right[:, None]).sum(axis=1) == 1
     metrics: dict[str, Any] = {}

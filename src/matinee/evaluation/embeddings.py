@@ -1,21 +1,21 @@
-"""Unit vectors of clips and captions, from a contrastive task."""
+"""Vectors of clips, and of texts from a contrastive task."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from matinee.data.batch import Batch
 from matinee.data.epochs import EpochLoader
-from matinee.errors import ConfigError, MatineeError
+from matinee.evaluation.means import Autocast, mean_over_views, sample_names
+from matinee.evaluation.ranks import add_up, fresh, gather_rows, share
 from matinee.tasks.contrastive import ContrastiveTask
-
-Autocast = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -32,51 +32,31 @@ class ClipVectors:
 
 
 def embed_clips(
-    embed: Callable[[Batch], torch.Tensor],
+    embed: Callable[[Batch], Tensor],
     loader: EpochLoader,
     autocast: Autocast = nullcontext,
     *,
     on_batch: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> ClipVectors | None:
-    """A vector for each sample of an evaluation loader: the mean over its views.
+    """A vector for each sample of an evaluation loader: the mean over its views, on every rank.
 
     Args:
         embed: vectors [B, D] of a batch; the network is in evaluation mode already.
-        on_batch: called with the number of clips done so far.
-        should_stop: asked between batches; None is returned when it says yes.
+        on_batch, should_stop: as `mean_over_views` takes them.
 
     Raises:
         MatineeError: not one sample could be read.
     """
-    if loader.views is None:
-        raise ConfigError("evaluation needs a loader made with views=(temporal, spatial)")
-    rows = loader.samples
-    total: NDArray[np.float64] | None = None
-    count, done = np.zeros(len(rows)), 0
-    for batch in loader:
-        if should_stop is not None and should_stop():
-            return None
-        with torch.no_grad(), autocast():
-            values = embed(batch).double().cpu().numpy()
-        if total is None:
-            total = np.zeros((len(rows), values.shape[1]))
-        places = np.searchsorted(rows, batch.index.numpy())
-        valid = batch.valid.cpu().numpy()
-        np.add.at(total, places[valid], values[valid])
-        np.add.at(count, places[valid], 1)
-        done += len(batch)
-        if on_batch is not None:
-            on_batch(done)
-    read = count > 0
-    if total is None or not read.any():
-        raise MatineeError(f"{loader.pack.path}: none of {len(rows)} samples could be read")
-    names = loader.pack.samples.column("sample")
+    means = mean_over_views(embed, loader, autocast, on_batch=on_batch, should_stop=should_stop)
+    if means is None:
+        return None
+    read = means.views > 0
     return ClipVectors(
-        index=rows[read],
-        samples=tuple(names[int(row)].as_py() for row in rows[read]),
-        vectors=(total[read] / count[read, None]).astype(np.float32),
-        skipped=tuple(names[int(row)].as_py() for row in rows[~read]),
+        index=means.index[read],
+        samples=sample_names(loader, means.index[read]),
+        vectors=means.values[read].astype(np.float32),
+        skipped=sample_names(loader, means.index[~read]),
     )
 
 
@@ -88,19 +68,19 @@ def embed_texts(
     *,
     batch_size: int = 256,
 ) -> tuple[NDArray[np.float32], int]:
-    """Unit vectors float32 [T, D] of texts, and how many were cut to the context."""
+    """Unit vectors float32 [T, D] of texts, and how many were cut to the context.
+
+    On several ranks a collective, with the same texts on each: see Note [Shares].
+    """
     device = next(task.model.parameters()).device
+    places, once = share(len(texts)), fresh(len(texts))
     rows, cut = [], 0
-    for start in range(0, len(texts), batch_size):
-        tokens = task.model.text.tokenize(texts[start : start + batch_size])
-        cut += tokens.cut
+    for start in range(0, len(places), batch_size):
+        own = [texts[place] for place in places[start : start + batch_size]]
+        tokens = task.model.text.tokenize(own)
+        counted = own[: max(0, once - start)]
+        cut += tokens.cut if len(counted) == len(own) else task.model.text.count_cut(counted)
         with autocast():
             rows.append(task.model.embed_text(tokens.ids.to(device)).float().cpu().numpy())
-    return np.concatenate(rows), cut
-
-
-def unit(vectors_ND: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows of length one."""
-    length = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
-    scaled: NDArray[np.float32] = vectors_ND / np.maximum(length, 1e-12)
-    return scaled
+    _, vectors = gather_rows(places, np.concatenate(rows), np.arange(len(texts)))
+    return vectors, add_up(cut)

@@ -1,4 +1,4 @@
-"""EPIC-KITCHENS-100: multi-instance retrieval (MIR) and classification (CLS)."""
+"""EPIC-KITCHENS-100: multi-instance retrieval (MIR), and verbs and nouns of actions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matinee.errors import ConfigError
-from matinee.evaluation.classification import top_k
-from matinee.evaluation.retrieval import floating, row_chunks
+from matinee.evaluation.arrays import floating, refuse_nan, row_chunks
 
 Classes = Sequence[Collection[int]]  # of each clip or sentence: its class numbers
 MAP = Literal["graded", "binary"]
@@ -127,8 +126,7 @@ def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
 
 def _ranked(similarity: NDArray[Any], relevancy: NDArray[Any]) -> NDArray[Any]:
     """Relevancies of each row from the most similar candidate down; of equals, the least first."""
-    if np.isnan(similarity).any():
-        raise ConfigError("the similarity holds NaN: nothing can be ranked by it")
+    refuse_nan(similarity, "similarities")
     distance = -floating(similarity)
     order = np.argsort(distance, axis=1)
     ranked = np.take_along_axis(relevancy, order, axis=1)
@@ -216,69 +214,24 @@ def marginalise(
     action_probabilities: NDArray[Any],
     verb_of_action: NDArray[np.int64],
     noun_of_action: NDArray[np.int64],
-    *,
-    num_verbs: int | None = None,
-    num_nouns: int | None = None,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Verb [N, V] and noun [N, M] probabilities: sums over the actions [N, A] that have each.
 
     Args:
-        verb_of_action, noun_of_action: classes [A]. num_verbs, num_nouns: V and M; by default up to
-            the highest class among the actions.
+        verb_of_action, noun_of_action: classes [A]; V and M are one more than the highest.
 
     Raises:
-        ConfigError: not one verb and noun an action, or a class beyond their number.
+        ConfigError: not one verb and noun an action, or a class below 0.
+    Source: Damen et al., arXiv 2006.13256, on action recognition.
     """
     marginals = []
     actions = action_probabilities.shape[1]
-    for name, classes, count in (
-        ("verb", verb_of_action, num_verbs),
-        ("noun", noun_of_action, num_nouns),
-    ):
+    for name, classes in (("verb", verb_of_action), ("noun", noun_of_action)):
         if not len(classes) or len(classes) != actions:
             raise ConfigError(f"{len(classes)} {name}s for {actions} actions: one each is needed")
-        width = int(classes.max()) + 1 if count is None else count
-        if not 0 <= classes.min() <= classes.max() < width:
-            raise ConfigError(f"{name} classes of actions must lie in 0 … {width - 1}")
-        has = np.zeros((actions, width))
+        if classes.min() < 0:
+            raise ConfigError(f"{name} classes of actions must be 0 or more")
+        has = np.zeros((actions, int(classes.max()) + 1))
         has[np.arange(actions), classes] = 1
         marginals.append(action_probabilities @ has)
     return marginals[0], marginals[1]
-
-
-def cls_metrics(
-    action_probabilities: NDArray[Any],
-    verb_of_action: NDArray[np.int64],
-    noun_of_action: NDArray[np.int64],
-    verbs: NDArray[np.int64],
-    nouns: NDArray[np.int64],
-    *,
-    num_verbs: int = 97,
-    num_nouns: int = 300,
-) -> dict[str, float]:
-    """`verb_top1`, `verb_top5`, and the same of `noun` and `action`; labels are verbs, nouns [N].
-
-    An action is right when its verb and its noun are. A sample whose pair is none of the actions
-    counts as wrong there, as no network of these actions could name it.
-
-    Source: Damen et al., arXiv 2006.13256, on action recognition.
-    """
-    verb, noun = marginalise(
-        action_probabilities, verb_of_action, noun_of_action,
-        num_verbs=num_verbs, num_nouns=num_nouns,
-    )  # fmt: skip
-    pairs = zip(verb_of_action.tolist(), noun_of_action.tolist(), strict=True)
-    number = {pair: i for i, pair in enumerate(pairs)}
-    actions = np.array(
-        [number.get(pair, -1) for pair in zip(verbs.tolist(), nouns.tolist(), strict=True)],
-        dtype=np.int64,
-    )
-    return {
-        f"{name}_top{k}": top_k(labels, probabilities, k)
-        for name, labels, probabilities in (
-            ("verb", verbs, verb),
-            ("noun", nouns, noun),
-            ("action", actions, action_probabilities),
-        )
-        for k in (1, 5)
-    }

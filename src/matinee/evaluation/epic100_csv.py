@@ -72,6 +72,16 @@ def read_sentences(table: Path, clips: Actions | None = None) -> Actions:
     )
 
 
+def read_narrations(table: Path) -> dict[str, str]:
+    """Texts by narration id, in the order of the file: any table with those two columns.
+
+    Raises:
+        AnnotationError: with file and line: a missing column, an id twice.
+    """
+    rows = _rows(table, ("narration_id", "narration"))
+    return dict(zip(_ids(table, rows), (row["narration"] for _, row in rows), strict=True))
+
+
 Rows = Sequence[tuple[int, dict[str, str]]]  # line of the file, columns
 
 

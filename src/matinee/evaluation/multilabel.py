@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matinee.errors import ConfigError
+from matinee.evaluation.arrays import refuse_nan
 
 
 def average_precision(labels: NDArray[np.bool_], scores: NDArray[Any]) -> float:
@@ -45,8 +46,7 @@ def multi_label_metrics(labels: NDArray[Any], scores: NDArray[Any]) -> dict[str,
         )
     if not np.isin(labels, (0, 1)).all():
         raise ConfigError("multi-label targets must be 0 or 1")
-    if np.isnan(scores).any():
-        raise ConfigError("the scores hold NaN: nothing can be ranked by them")
+    refuse_nan(scores, "scores")
     truth = labels.astype(bool)
     if not truth.any():
         raise ConfigError("no sample has a label: average precision is undefined")

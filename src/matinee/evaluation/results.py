@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from matinee.errors import ConfigError
 from matinee.evaluation.classification import ClassificationResult, top_k
 from matinee.evaluation.epic100 import marginalise
 from matinee.evaluation.multilabel import multi_label_metrics
+from matinee.evaluation.ranks import on_first
 from matinee.evaluation.views import ViewScores
 from matinee.tasks.config import ClassificationConfig
 from matinee.tasks.vocabulary import SEPARATOR, Vocabulary
@@ -17,16 +20,47 @@ from matinee.tasks.vocabulary import SEPARATOR, Vocabulary
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Metrics by name, and predictions: a row a sample (sample, index, label, predicted, …)."""
+    """Metrics by name, and predictions: a row a sample (sample, index, label, predicted, …).
+
+    On several ranks all have the metrics, rank 0 alone the predictions.
+    """
 
     metrics: dict[str, Any]
     predictions: list[dict[str, Any]]
 
 
+def measured_on_first(measure: Callable[[], Evaluated]) -> Evaluated:
+    """What rank 0 measures, on every rank: see Note [Shares]. A collective.
+
+    Raises:
+        MatineeError: `measure` raised it; then on all ranks.
+    """
+    found: Evaluated | None = None
+
+    def metrics() -> dict[str, Any]:
+        nonlocal found
+        found = measure()
+        return found.metrics
+
+    shared = on_first(metrics)
+    return Evaluated(shared, []) if found is None else found
+
+
 def evaluate_scores(
     scores: ViewScores, vocabulary: Vocabulary, config: ClassificationConfig
 ) -> Evaluated:
-    """Metrics of single labels, several labels, or pairs of verb and noun."""
+    """Metrics of single labels, several labels, or pairs of verb and noun.
+
+    Raises:
+        ConfigError: a NaN among the probabilities, with the first sample that has one.
+    """
+    bad = np.asarray(np.isnan(scores.probabilities).any(axis=1))
+    if bad.any():
+        raise ConfigError(
+            f"the network gives NaN for {int(bad.sum())} of {len(bad)} samples, the first is "
+            f"{scores.samples[int(bad.argmax())]!r}: look at this sample, or if it is all of them "
+            "at the weights: they may have diverged"
+        )
     match config.labels:
         case "single":
             return _single(scores, vocabulary)

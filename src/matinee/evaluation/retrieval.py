@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from matinee.errors import ConfigError
-
-_CHUNK = 2**22  # similarities looked at together: bounds the temporaries, not the result
-
-
-def row_chunks(matrix: NDArray[Any]) -> Iterator[slice]:
-    """Slices of rows that hold a few million values each, so that temporaries stay small."""
-    rows = max(1, _CHUNK // max(matrix.shape[1], 1))
-    for start in range(0, matrix.shape[0], rows):
-        yield slice(start, min(start + rows, matrix.shape[0]))
+from matinee.evaluation.arrays import floating, refuse_nan, row_chunks
 
 
 def best_ranks(
@@ -42,8 +33,7 @@ def best_ranks(
     ranks = np.empty(queries, dtype=np.int64)
     for rows in row_chunks(similarity_QC):
         chunk = floating(similarity_QC[rows])
-        if np.isnan(chunk).any():
-            raise ConfigError("the similarity holds NaN: nothing can be ranked by it")
+        refuse_nan(chunk, "similarities")
         right = query_group[rows, None] == candidate_group[None, :]
         if not right.any(axis=1).all():
             lonely = rows.start + int((~right.any(axis=1)).argmax())
@@ -51,11 +41,6 @@ def best_ranks(
         best = np.where(right, chunk, -np.inf).max(axis=1, keepdims=True)
         ranks[rows] = 1 + ((chunk >= best) & ~right).sum(axis=1)
     return ranks
-
-
-def floating(matrix: NDArray[Any]) -> NDArray[Any]:
-    """The matrix itself, or in float64 where its values cannot be negated (integers, bool)."""
-    return matrix if matrix.dtype.kind == "f" else matrix.astype(np.float64)
 
 
 def recall_at_k(ranks: NDArray[np.int64], k: int) -> float:

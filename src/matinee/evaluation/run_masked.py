@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
-import torch
+from torch import Tensor
 
+from matinee.data.batch import Batch
 from matinee.data.epochs import EpochLoader
-from matinee.errors import MatineeError
-from matinee.evaluation.embeddings import Autocast
+from matinee.evaluation.means import Autocast, evaluation_mode, mean_over_views
 from matinee.evaluation.results import Evaluated
 from matinee.tasks.masked import MaskedTask
 
@@ -22,27 +22,32 @@ def run_masked(
     on_batch: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Evaluated | None:
-    """`loss`: mean over clips, each with the mask that its sample always has in evaluation.
+    """`loss`: mean over samples of the mean over their views, each view with the mask that it
+    always has in evaluation.
+
+    Args:
+        on_batch, should_stop: as `mean_over_views` takes them.
 
     Raises:
-        MatineeError: not one clip could be read.
+        MatineeError: not one sample could be read.
     """
-    total, clips, done = 0.0, 0, 0
-    was_training = task.training
-    task.eval()
-    try:
-        for batch in loader:
-            if should_stop is not None and should_stop():
-                return None
-            with torch.no_grad(), autocast():
-                total += float(task(batch).loss)
-            clips += batch.num_valid
-            done += len(batch)
-            if on_batch is not None:
-                on_batch(done)
-    finally:
-        task.train(was_training)
-    if clips == 0:
-        raise MatineeError(f"{loader.pack.path}: none of {loader.num_items} clips could be read")
-    metrics = {"loss": total / clips, "samples": clips, "skipped": loader.num_items - clips}
-    return Evaluated(metrics, [])
+
+    def error(batch: Batch) -> Tensor:
+        hidden, decoded = task.masks(batch.seeds, batch.video.device)
+        each: Tensor = task.model(batch.video, hidden, decoded)[0]
+        return each[:, None]
+
+    with evaluation_mode(task):
+        means = mean_over_views(error, loader, autocast, on_batch=on_batch, should_stop=should_stop)
+    if means is None:
+        return None
+    read = means.views > 0
+    samples = int(read.sum())
+    return Evaluated(
+        {
+            "loss": float(means.values[read].mean()),
+            "samples": samples,
+            "skipped": len(read) - samples,
+        },
+        [],
+    )

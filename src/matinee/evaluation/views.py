@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from matinee.data.batch import Batch
 from matinee.data.epochs import EpochLoader
 from matinee.errors import ConfigError, MatineeError
+from matinee.evaluation.means import Autocast, evaluation_mode, mean_over_views, sample_names
 from matinee.tasks.classification import ClassificationTask
 
 Average = Literal["probabilities", "logits"]
@@ -49,63 +52,48 @@ def parse_views(text: str) -> tuple[int, int]:
 def run_views(
     task: ClassificationTask,
     loader: EpochLoader,
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext,
+    autocast: Autocast = nullcontext,
     *,
     average: Average = "probabilities",
     on_batch: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> ViewScores | None:
-    """Class probabilities of each labelled sample of an evaluation loader.
+    """Class probabilities of each labelled sample of an evaluation loader, on every rank.
 
     Args:
         average: what is averaged over views: probabilities (Non-local Networks, arXiv 1711.07971,
             §4), or logits, whose mean then becomes probabilities (TSM's code).
-        on_batch: called with the number of clips done so far.
-        should_stop: asked between batches; None is returned when it says yes.
+        on_batch, should_stop: as `mean_over_views` takes them.
 
     Raises:
-        MatineeError: not one sample could be read.
+        MatineeError: not one sample could be read, or none of those has a label.
     """
-    if loader.views is None:
-        raise ConfigError("evaluation needs a loader made with views=(temporal, spatial)")
-    rows, inverse = np.unique(loader.samples, return_inverse=True)
-    assert np.array_equal(inverse, np.arange(len(rows))), "samples are in table order"
-    total: NDArray[np.float64] | None = None
-    count = np.zeros(len(rows))
-    was_training, done = task.training, 0
-    task.eval()
-    try:
-        for batch in loader:
-            if should_stop is not None and should_stop():
-                return None
-            with autocast():
-                logits = task.logits(batch).double()
-                scores = logits if average == "logits" else task.probabilities(logits)
-            values = scores.cpu().numpy()
-            if total is None:
-                total = np.zeros((len(rows), values.shape[1]))
-            places = np.searchsorted(rows, batch.index.numpy())
-            valid = batch.valid.cpu().numpy()
-            np.add.at(total, places[valid], values[valid])
-            np.add.at(count, places[valid], 1)
-            done += len(batch)
-            if on_batch is not None:
-                on_batch(done)
-    finally:
-        task.train(was_training)
-    targets = loader.targets[rows]
+
+    def scores(batch: Batch) -> Tensor:
+        logits = task.logits(batch).double()
+        return logits if average == "logits" else task.probabilities(logits)
+
+    with evaluation_mode(task):
+        means = mean_over_views(
+            scores, loader, autocast, on_batch=on_batch, should_stop=should_stop
+        )
+    if means is None:
+        return None
+    targets = loader.targets[means.index]
     labelled = targets.any(axis=1) if targets.ndim == 2 else targets >= 0
-    read = (count > 0) & labelled
-    if total is None or not read.any():
-        raise MatineeError(f"{loader.pack.path}: none of {len(rows)} samples could be evaluated")
-    mean = total[read] / count[read, None]
+    used = (means.views > 0) & labelled
+    if not used.any():
+        raise MatineeError(
+            f"{loader.pack.path}: none of {len(used)} samples could be evaluated: "
+            f"{int((means.views > 0).sum())} could be read, and those have no label"
+        )
+    probabilities = means.values[used]
     if average == "logits":
-        mean = task.probabilities(torch.from_numpy(mean)).numpy()
-    names = loader.pack.samples.column("sample")
+        probabilities = task.probabilities(torch.from_numpy(probabilities)).numpy()
     return ViewScores(
-        index=rows[read],
-        samples=tuple(names[int(row)].as_py() for row in rows[read]),
-        targets=targets[read],
-        probabilities=mean,
-        skipped=tuple(names[int(row)].as_py() for row in rows[~read]),
+        index=means.index[used],
+        samples=sample_names(loader, means.index[used]),
+        targets=targets[used],
+        probabilities=probabilities,
+        skipped=sample_names(loader, means.index[~used]),
     )

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matinee.errors import ConfigError
+from matinee.evaluation.arrays import unit_rows
 
 VIDEO_TEMPLATES = (
     "{}",
@@ -58,21 +59,6 @@ def class_embeddings(
             )
         rows.append(unit_rows(unit_rows(embedded).mean(axis=0, keepdims=True))[0])
     return np.stack(rows)
-
-
-def unit_rows(vectors: NDArray[Any]) -> NDArray[np.float64]:
-    """Each row divided by its Euclidean length.
-
-    Raises:
-        ConfigError: a row of length zero, or not finite.
-    """
-    wide = vectors.astype(np.float64)
-    length = np.linalg.norm(wide, axis=1, keepdims=True)
-    bad = ~(np.isfinite(length) & (length > 0)).ravel()
-    if bad.any():
-        raise ConfigError(f"embedding {int(bad.argmax())} (from 0) is zero or not finite")
-    unit: NDArray[np.float64] = wide / length
-    return unit
 
 
 def class_scores(video_NE: NDArray[Any], classes_KE: NDArray[Any]) -> NDArray[np.float64]:

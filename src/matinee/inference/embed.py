@@ -18,7 +18,10 @@ from torch import Tensor
 from matinee.data.batch import Batch
 from matinee.data.open_loader import open_loader
 from matinee.errors import ConfigError
-from matinee.evaluation.embeddings import Autocast, ClipVectors, embed_clips, embed_texts, unit
+from matinee.evaluation.arrays import unit_rows
+from matinee.evaluation.embeddings import ClipVectors, embed_clips, embed_texts
+from matinee.evaluation.means import Autocast
+from matinee.evaluation.ranks import rank, world_size
 from matinee.files import write_whole
 from matinee.inference.load import LoadedRun, load_run
 from matinee.models.base import VideoModel
@@ -149,6 +152,7 @@ def clip_vectors(
         batch_size=config.optim.batch_size if batch_size is None else batch_size,
         workers=workers, mode=config.data.mode, on_error="mask" if mask_errors else "raise",
         device=run.device, mean=run.normalisation.mean, std=run.normalisation.std,
+        rank=rank(), world=world_size(),
     ) as loader:  # fmt: skip
         total = loader.num_items
         found = embed_clips(
@@ -158,7 +162,8 @@ def clip_vectors(
     assert found is not None
     if not isinstance(run.task, ContrastiveTask):
         return found
-    return ClipVectors(found.index, found.samples, unit(found.vectors), found.skipped)
+    unit = unit_rows(found.vectors).astype(np.float32)
+    return ClipVectors(found.index, found.samples, unit, found.skipped)
 
 
 def features_of(task: Task) -> Callable[[Batch], Tensor]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from matinee.data.open_loader import open_loader
 from matinee.errors import ConfigError
+from matinee.evaluation.ranks import rank, world_size
 from matinee.evaluation.run import evaluate_task
 from matinee.evaluation.views import Average, parse_views
-from matinee.files import write_whole
 from matinee.inference.load import LoadedRun, load_run
+from matinee.inference.reports import write_report
 from matinee.pack.open import open_data
 from matinee.tasks.config import ClassificationConfig
 from matinee.tasks.vocabulary import make_targets
@@ -27,29 +27,38 @@ def evaluate(
     split: str | None = None,
     views: tuple[int, int] | None = None,
     average: Average = "probabilities",
+    sentences: str | Path | None = None,
     batch_size: int | None = None,
     workers: int | None = None,
     mask_errors: bool = False,
     device: str = "auto",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
-    """Metrics and predictions of a run's newest checkpoint.
+    """Metrics and predictions of a run.
+
+    In a process group a collective: each rank reads a share of the samples, all get the metrics,
+    rank 0 the predictions as well.
 
     Args:
+        run: its folder, of which the newest checkpoint is taken, or a run that is loaded.
         data: a pack; the run's own when None.
         split: as `Pack.select` takes it; the run's validation split when None.
         views: (temporal, spatial), which are averaged; as the run's recipe says when None.
-        average: what is: probabilities or logits, or for retrieval the unit vectors of clips.
+        average: what classification averages: probabilities or logits. Retrieval averages the unit
+            vectors of clips, a masked autoencoder its errors.
+        sentences: for EK-100 MIR, the benchmark's own table of them instead of the pack's captions.
         mask_errors: skip and count clips that cannot be read, instead of stopping.
-        on_progress: called with (clips done, clips in all).
+        on_progress: called with (clips done, clips in all), on several ranks those of each.
 
     Returns:
-        run, step, task, data, split, views, samples, skipped, predictions, and the task's metrics:
-        of classification top1, top5, macro_f1, weighted_f1, ece, per_class, confusion, classes.
-        Also written to `<run>/eval-[<data>-]<split>-<views>[-logits].json`.
+        run, step, notes, task, data, split, views, samples, skipped, predictions, and the task's
+        metrics: of classification top1, top5, macro_f1, weighted_f1, ece, per_class, confusion,
+        classes. Also written to
+        `<run>/eval-[<data>-]<split>-<views>[-logits][-sentences][-best].json`.
 
     Raises:
-        ConfigError: no such run, pack or split, or labels the run was not trained on.
+        ConfigError: no such run, pack or split; labels the run was not trained on, or no captions
+            for a run of clips and captions; an argument that the task has no use for.
         ClipError: a clip cannot be read.
     """
     loaded = run if isinstance(run, LoadedRun) else load_run(run, device=device)
@@ -74,16 +83,19 @@ def evaluate(
         workers=workers, mode=config.data.mode,
         on_error="mask" if mask_errors else "raise", device=loaded.device,
         mean=loaded.normalisation.mean, std=loaded.normalisation.std,
+        rank=rank(), world=world_size(),
     ) as loader:  # fmt: skip
         total = loader.num_items
         result = evaluate_task(
             task, loader, vocabulary, lambda: autocast(precision, loaded.device), average=average,
+            sentences=None if sentences is None else Path(sentences),
             on_batch=(lambda done: on_progress(done, total)) if on_progress else None,
         )  # fmt: skip
     assert result is not None
     report = {
         "run": str(loaded.folder.path),
         "step": loaded.step,
+        "notes": list(loaded.notes),
         "task": task.kind,
         "data": str(path),
         "split": split,
@@ -92,9 +104,9 @@ def evaluate(
         **result.metrics,
         "predictions": result.predictions,
     }
-    where = split if data is None else f"{path.name}-{split}"
-    name = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in where)
-    how = report["views"] + ("-logits" if average == "logits" else "")
-    file = loaded.folder.path / f"eval-{name}-{how}.json"
-    write_whole(file, (json.dumps(report, indent=1) + "\n").encode())
+    where = (split,) if data is None else (path.name, split)
+    how = [report["views"]]
+    how += ["logits"] if average == "logits" else []
+    how += ["sentences"] if sentences is not None else []
+    write_report(loaded, ["eval", *where, *how], report)
     return report

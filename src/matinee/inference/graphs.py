@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from matinee.errors import ConfigError, MatineeError, first_line
 from matinee.extras import require
 from matinee.inference.load import LoadedRun
-from matinee.models.joint import run_blocks
 from matinee.models.masked import MaskedAutoencoder
 from matinee.models.patches import embed_patches, patchify
 from matinee.models.text import ClipText
@@ -197,7 +196,7 @@ class _Encoder(nn.Module):
         network = self.network
         patches = patchify(video_BCTHW, network.tubelet, network.patch)
         x = embed_patches(network.encoder, patches) + network.table
-        out: Tensor = network.encoder.norm(run_blocks(network.encoder.blocks, x, 0))
+        out: Tensor = network.encoder.norm(network.encoder.blocks(x))
         return out
 
 

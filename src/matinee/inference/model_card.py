@@ -75,6 +75,7 @@ def _what(run: LoadedRun) -> str:
         f"parameters, trained for {run.step:,} steps with matinee {__version__}. "
         f"{_TASKS[task.kind]}"
     )
+    said += "".join(f" {note[0].upper()}{note[1:]}." for note in run.notes)
     classes = run.vocabulary.classes
     if classes:
         named = ", ".join(f"`{name}`" for name in classes[:_SHOWN])

@@ -77,7 +77,7 @@ def reconstruct(
     ) as loader:  # fmt: skip
         shown = []
         for item in np.unique(uniform_segments(loader.num_items, count)).tolist():
-            loader.load_state_dict(loader.state_dict() | {"epoch": 0, "position": item})
+            loader.load_state_dict(loader.state_dict() | {"epoch": 0, "taken": item})
             batch = next(iter(loader))
             if batch.num_valid:
                 shown.append(_picture(task, batch, split))

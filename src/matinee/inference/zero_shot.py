@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,9 @@ from matinee.evaluation.zero_shot import (
     class_probabilities,
     class_scores,
 )
-from matinee.files import write_whole
 from matinee.inference.embed import Progress, autocast_of, clip_vectors
 from matinee.inference.load import LoadedRun, load_run
+from matinee.inference.reports import write_report
 from matinee.pack.open import open_data
 from matinee.tasks.contrastive import ContrastiveTask
 from matinee.training.setup import choose_splits
@@ -102,7 +101,7 @@ def zero_shot(
     Returns:
         As `evaluate` of a classification run does, with `zero_shot` (True), `templates` and `cut`
         (prompts longer than the context). Also written to
-        `<run>/zero-shot-<data>-<split>-<views>.json`.
+        `<run>/zero-shot-<data>-<split>-<views>[-best].json`.
 
     Raises:
         ConfigError: no such run, pack or split; a run that is not contrastive; a pack without
@@ -142,6 +141,7 @@ def zero_shot(
     report = {
         "run": str(loaded.folder.path),
         "step": loaded.step,
+        "notes": list(loaded.notes),
         "task": "classification",
         "zero_shot": True,
         "data": str(pack.path),
@@ -153,7 +153,5 @@ def zero_shot(
         "classes": list(named.classes),
         "predictions": result.predictions(),
     }
-    name = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in f"{pack.path.name}-{split}")
-    file = loaded.folder.path / f"zero-shot-{name}-{report['views']}.json"
-    write_whole(file, (json.dumps(report, indent=1) + "\n").encode())
+    write_report(loaded, ["zero-shot", pack.path.name, split, f"{views[0]}x{views[1]}"], report)
     return report

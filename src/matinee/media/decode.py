@@ -24,6 +24,8 @@ from matinee.media.plan import byte_ranges, packets_to_feed
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    Rows = Sequence[NDArray[np.uint8]] | NDArray[np.uint8]
+
 Pixels = Literal["i420", "rgb"]
 _K = TypeVar("_K")
 _V = TypeVar("_V")
@@ -66,7 +68,7 @@ class ClipDecoder:
         table: PacketTable,
         read: Callable[[int, int], bytes | memoryview],
         frames: Sequence[int] | NDArray[np.int64],
-        out: Sequence[NDArray[np.uint8]] | NDArray[np.uint8],
+        out: Rows,
         *,
         size: tuple[int, int],
         box: Box | None = None,
@@ -85,20 +87,42 @@ class ClipDecoder:
                 be partly written.
             IndexError: a frame the table does not have.
         """
+        self.decode_crops(fmt, table, read, frames, [(out, box)], size=size, pixels=pixels)
+
+    def decode_crops(
+        self,
+        fmt: VideoFormat,
+        table: PacketTable,
+        read: Callable[[int, int], bytes | memoryview],
+        frames: Sequence[int] | NDArray[np.int64],
+        crops: Sequence[tuple[Rows, Box | None]],
+        *,
+        size: tuple[int, int],
+        pixels: Pixels = "i420",
+    ) -> None:
+        """As `decode`, several crops of the same frames: each frame is decoded once.
+
+        Args:
+            crops: of each its `out` and its `box`.
+        """
         rows: dict[int, list[int]] = {}
         for row, frame in enumerate(frames):
             rows.setdefault(int(frame), []).append(row)
-        box = box or Box(0, 0, fmt.width, fmt.height)
-        _check(fmt, box, size, out, len(frames), pixels)
+        outs: dict[Box, list[Rows]] = {}  # equal crops are scaled once
+        for out, crop in crops:
+            box = crop or Box(0, 0, fmt.width, fmt.height)
+            _check(fmt, box, size, out, len(frames), pixels)
+            outs.setdefault(box, []).append(out)
         missing = set(rows)
         try:
             decoder = self._decoder(fmt)
             for run in packets_to_feed(table, list(rows)):
                 wanted = _wanted(_decode_run(decoder, table, read, run), missing)
                 while some := list(islice(wanted, _TOGETHER)):
-                    for frame in some:
-                        target = [out[row] for row in rows[frame.pts or 0]]
-                        self.convert(fmt, frame, target, box, size, pixels)
+                    for box, same in outs.items():
+                        for frame in some:
+                            target = [out[row] for out in same for row in rows[frame.pts or 0]]
+                            self.convert(fmt, frame, target, box, size, pixels)
         except (av.FFmpegError, MediaError, EOFError, PermissionError, ValueError) as error:
             self._decoders.pop((fmt.codec, fmt.extradata), None)
             if isinstance(error, MediaError):
@@ -260,7 +284,7 @@ def _check(
     fmt: VideoFormat,
     box: Box,
     size: tuple[int, int],
-    out: Sequence[NDArray[np.uint8]] | NDArray[np.uint8],
+    out: Rows,
     count: int,
     pixels: Pixels,
 ) -> None:

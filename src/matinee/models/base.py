@@ -23,12 +23,16 @@ class VideoModel(nn.Module, ABC):
     num_features: int
 
     @abstractmethod
-    def embed(self, video_BCTHW: Tensor) -> Tensor:
-        """Float [B, 3, T, H, W] → pooled features [B, D]."""
+    def forward(self, video_BCTHW: Tensor, *, features: bool = False) -> Tensor:
+        """Float [B, 3, T, H, W] → logits [B, K], or pooled features [B, D]."""
 
-    @abstractmethod
-    def forward(self, video_BCTHW: Tensor) -> Tensor:
-        """Float [B, 3, T, H, W] → logits [B, K]."""
+    def embed(self, video_BCTHW: Tensor) -> Tensor:
+        """Float [B, 3, T, H, W] → pooled features [B, D].
+
+        By way of the module's call, which `torch.compile` and hooks stand around.
+        """
+        features: Tensor = self(video_BCTHW, features=True)
+        return features
 
     def check_frames(self, video_BCTHW: Tensor) -> None:
         """Refuse a clip of another length.

@@ -1,14 +1,16 @@
-"""Partial batch normalisation: keep the statistics of pretrained images while training on videos.
+"""Batch normalisation of pretrained images that stays as it is (partial), and over all ranks.
 
 Source: TSN, arXiv 1608.00859, §3.3 ("partial BN"); TSM's Kinetics fine-tuning uses it too.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from matinee.errors import ConfigError
+from matinee.extras import require
 from matinee.models.non_local import NonLocal
 
 
@@ -40,3 +42,38 @@ def freeze_batch_norm(model: nn.Module, *, keep_first: bool = True) -> int:
         norm.eval()
         norm.requires_grad_(False)
     return len(frozen)
+
+
+def to_sync_batch_norm(model: nn.Module, device: torch.device) -> int:
+    """Let batch norms take their statistics over the micro-batches of all ranks, in place.
+
+    Frozen ones (partial BN) have no statistics to take and stay as they are, and so do all keys.
+
+    Args:
+        device: where the model is going to be.
+
+    Returns:
+        How many do.
+
+    Raises:
+        ConfigError: there is none, or the device is the CPU, for which PyTorch has no such norm.
+    """
+    if device.type == "cpu":
+        raise ConfigError(
+            "--parallel.sync-bn: PyTorch's synchronised batch normalisation runs on GPUs alone; "
+            "leave it out on the CPU"
+        )
+    layers = require("timm.layers", "train")
+    norms = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats)
+    }
+    if not norms:
+        raise ConfigError(
+            f"--parallel.sync-bn: {type(model).__name__} has no batch normalisation that is "
+            "trained; leave it out"
+        )
+    for name, norm in norms.items():
+        model.set_submodule(name, layers.convert_sync_batchnorm(norm))
+    return len(norms)

@@ -36,14 +36,17 @@ def build_video_model(
     """
     backbone, note = image_network(config, num_classes=num_classes, size=size)
     normalisation = _normalisation(backbone)
-    model, how = _video_network(config, backbone, frames)
+    model, how = _video_network(config, backbone, frames, size)
     if config.pretrained not in ("none", "timm"):
         note = load_into(model, config.pretrained).sentence(config.pretrained)
     return model, normalisation, f"{config.backbone}, {how}; {note}"
 
 
-def _video_network(config: ModelConfig, backbone: Any, frames: int) -> tuple[VideoModel, str]:
+def _video_network(
+    config: ModelConfig, backbone: Any, frames: int, size: int
+) -> tuple[VideoModel, str]:
     """The image network with an eye for time, and words for it."""
+    fixed = size if _is_fixed(config.backbone) else None
     match config.temporal:
         case Frames():
             how = "each frame alone"
@@ -61,16 +64,15 @@ def _video_network(config: ModelConfig, backbone: Any, frames: int) -> tuple[Vid
             how = f"inflated {spread.kernel}"
             inflate(backbone, frames, kernel=spread.kernel, every=spread.every, init=spread.init)
             return InflatedModel(
-                backbone, frames, config.dropout, partial_bn=config.partial_bn
+                backbone, frames, config.dropout, partial_bn=config.partial_bn, fixed_size=fixed
             ), how
         case Joint() as joint:
             model = JointModel(
                 backbone, frames=frames, tubelet=joint.tubelet, positions=joint.positions,
                 class_token=joint.class_token, patch_dropout=joint.patch_dropout,
-                checkpoint=joint.checkpoint,
             )  # fmt: skip
             return model, f"joint space-time attention, tubelets of {joint.tubelet}"
-    return FrameModel(backbone, frames, partial_bn=config.partial_bn), how
+    return FrameModel(backbone, frames, partial_bn=config.partial_bn, fixed_size=fixed), how
 
 
 def build_encoder(config: ModelConfig, *, size: int) -> tuple[Any, Normalisation]:
@@ -106,7 +108,7 @@ def image_network(config: ModelConfig, *, num_classes: int, size: int) -> tuple[
         settings["drop_path_rate"] = config.drop_path
     if isinstance(config.temporal, Joint):
         settings |= {"img_size": size, "dynamic_img_size": False}
-    elif timm.get_pretrained_cfg(config.backbone).fixed_input_size:
+    elif _is_fixed(config.backbone):
         settings["img_size"] = size
     if config.patch_size is not None:
         settings["patch_size"] = config.patch_size
@@ -157,6 +159,11 @@ def _check_patches(network: Any, size: int) -> None:
             f"--clip.size {size} is no multiple of the {patch[0]} pixels of a patch: choose one "
             "that is, or another --model.patch-size"
         )
+
+
+def _is_fixed(name: str) -> bool:
+    """Whether a network is made for pictures of one size."""
+    return bool(require("timm", "train").get_pretrained_cfg(name).fixed_input_size)
 
 
 def _known(name: str) -> None:

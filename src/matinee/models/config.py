@@ -74,14 +74,10 @@ class Joint:
     one, as weights published by AVION and LaViLa have it."""
     patch_dropout: float = 0.0
     """Part of the patches left out in training (arXiv 2212.00794)."""
-    checkpoint: int = 0
-    """Compute every n-th block anew in the backward pass instead of keeping it; 0 for none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.patch_dropout < 1:
             raise ConfigError(f"--model.temporal.patch-dropout {self.patch_dropout}: in [0, 1)")
-        if self.checkpoint < 0:
-            raise ConfigError(f"--model.temporal.checkpoint {self.checkpoint}: 0 or more")
 
 
 Temporal = Frames | Shift | Inflate | Joint

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from matinee.errors import ConfigError
+from matinee.models.blocks import block_names
 from matinee.models.frames import FrameModel
 
 Kernel = Literal["3x3x3", "3x1x1"]
@@ -92,7 +93,7 @@ def inflate(
 
     Args:
         backbone: a timm CNN: ResNet, ResNeXt, RegNet, EfficientNet, MobileNet, … A residual block
-            is a module with `drop_path` that contains no other.
+            is what Note [Blocks] says.
         frames: T.
         kernel: which convolution; blocks without such a one stay as they are.
         every: 2: every second block of a stage, from its first.
@@ -106,7 +107,7 @@ def inflate(
     """
     found = []
     seen: Counter[str] = Counter()
-    for name in _blocks(backbone):
+    for name in block_names(backbone):
         path = _choose(backbone.get_submodule(name), kernel)
         if path is None:
             continue
@@ -147,8 +148,9 @@ class InflatedModel(FrameModel):
         dropout: float = 0.0,
         *,
         partial_bn: bool = False,
+        fixed_size: int | None = None,
     ) -> None:
-        super().__init__(backbone, frames, partial_bn=partial_bn)
+        super().__init__(backbone, frames, partial_bn=partial_bn, fixed_size=fixed_size)
         assert not getattr(backbone, "drop_rate", 0), "dropout belongs after the average"
         classifier = self.backbone.get_classifier()
         if not isinstance(classifier, nn.Linear | nn.Identity):
@@ -159,17 +161,13 @@ class InflatedModel(FrameModel):
             )
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, video_BCTHW: Tensor) -> Tensor:
-        """Float [B, 3, T, H, W] → logits [B, K]."""
-        features = self.dropout(self.embed(video_BCTHW))
-        logits: Tensor = self.backbone.get_classifier()(features)
+    def forward(self, video_BCTHW: Tensor, *, features: bool = False) -> Tensor:
+        """Float [B, 3, T, H, W] → logits [B, K], or pooled features [B, D]."""
+        pooled = super().forward(video_BCTHW, features=True)
+        if features:
+            return pooled
+        logits: Tensor = self.backbone.get_classifier()(self.dropout(pooled))
         return logits
-
-
-def _blocks(backbone: nn.Module) -> list[str]:
-    """Names of the innermost modules with `drop_path`: timm has it on each residual branch."""
-    names = [name for name, module in backbone.named_modules() if hasattr(module, "drop_path")]
-    return [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
 
 
 def _choose(block: nn.Module, kernel: Kernel) -> str | None:
@@ -187,7 +185,7 @@ def _choose(block: nn.Module, kernel: Kernel) -> str | None:
 def _why_not(backbone: nn.Module, kernel: Kernel) -> str:
     kind = type(backbone).__name__
     if kernel == "3x1x1" and any(
-        _choose(backbone.get_submodule(n), "3x3x3") for n in _blocks(backbone)
+        _choose(backbone.get_submodule(n), "3x3x3") for n in block_names(backbone)
     ):
         return (
             f"the blocks of this {kind} have no 1×1 convolution to become 3×1×1: choose "

@@ -19,18 +19,22 @@ one class token and zero temporal embedding, AVION arXiv 2309.16669.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from matinee.errors import ConfigError
 from matinee.extras import require
 from matinee.models.base import VideoModel
-from matinee.models.patches import check_size, embed_patches, make_tubelets, patchify
-from matinee.models.positions import sine_table
+from matinee.models.patches import (
+    check_size,
+    embed_patches,
+    make_tubelets,
+    patchify,
+    resize_patches,
+)
+from matinee.models.positions import interpolate_space, interpolate_time, sine_table
 
 
 class JointModel(VideoModel):
@@ -40,8 +44,7 @@ class JointModel(VideoModel):
     path and dropout are set when the backbone is created, and so is its input size. In training,
     `patch_dropout` leaves out that part of the patches, other ones in each clip (arXiv 2212.00794);
     class tokens stay. Nothing is rescaled, since attention and pooling are means already: the mean
-    over the patches left has the mean over all as its expectation. Every `checkpoint`-th block is
-    computed anew in the backward pass instead of being kept; 0 keeps all.
+    over the patches left has the mean over all as its expectation.
 
     See Note [Joint attention], and Note [Tubelets] in patches.py.
     """
@@ -60,7 +63,6 @@ class JointModel(VideoModel):
         positions: Literal["learned", "sine"] = "learned",
         class_token: Literal["frame", "clip"] = "frame",
         patch_dropout: float = 0.0,
-        checkpoint: int = 0,
     ) -> None:
         """Take over `backbone`, which is changed and of no other use afterwards.
 
@@ -78,25 +80,51 @@ class JointModel(VideoModel):
                 "create it with global_pool token, avg or map"
             )
         self.num_features = int(self.backbone.num_features)
-        self.patch_dropout, self.checkpoint = patch_dropout, checkpoint
-        self.steps = frames // tubelet  # T'
-        self.class_token = class_token
-        self.prefix_copies = self.steps if class_token == "frame" else 1
+        self.patch_dropout, self.class_token = patch_dropout, class_token
+        self.grid: tuple[int, int] = self.backbone.patch_embed.grid_size  # of `pos_embed`
         if positions == "sine":
             fix_positions(self.backbone)
+            self.temporal_embed = None
             tokens = self.steps * self.backbone.patch_embed.num_patches
             self.register_buffer("table", sine_table(tokens, self.num_features), persistent=False)
-            self.temporal_embed = None
         else:
             self.temporal_embed = nn.Parameter(torch.zeros(1, self.steps, self.num_features))
 
-    def forward(self, video_BCTHW: Tensor) -> Tensor:
-        """Float [B, 3, T, H, W] → logits [B, K]."""
-        logits: Tensor = self.backbone.head(self.backbone.head_drop(self.embed(video_BCTHW)))
+    @property
+    def steps(self) -> int:
+        """T': frames, or tubelets of two."""
+        return self.frames // self.tubelet
+
+    @property
+    def prefix_copies(self) -> int:
+        """How many of each class token there are."""
+        return self.steps if self.class_token == "frame" else 1
+
+    def resize(self, frames: int, size: int) -> None:
+        """Take clips of `frames` frames of `size` pixels from now on, with the same parameters.
+
+        Learned positions are interpolated whenever they are used; the fixed table is another one.
+
+        Raises:
+            ConfigError: tubelets or patches do not fill such clips.
+        """
+        resize_patches(self.backbone, self.tubelet, frames, size)
+        self.frames = frames
+        tokens = self.steps * self.backbone.patch_embed.num_patches
+        if self.temporal_embed is None and self.table.shape[1] != tokens:
+            self.table = sine_table(tokens, self.num_features).to(self.table)
+
+    def forward(self, video_BCTHW: Tensor, *, features: bool = False) -> Tensor:
+        """Float [B, 3, T, H, W] → logits [B, K], or features [B, D], pooled and normalised, before
+        any dropout.
+        """
+        pooled = self._pooled(video_BCTHW)
+        if features:
+            return pooled
+        logits: Tensor = self.backbone.head(self.backbone.head_drop(pooled))
         return logits
 
-    def embed(self, video_BCTHW: Tensor) -> Tensor:
-        """Float [B, 3, T, H, W] → pooled and normalised features [B, D], before any dropout."""
+    def _pooled(self, video_BCTHW: Tensor) -> Tensor:
         vit = self.backbone
         x = vit.norm(self.tokens(video_BCTHW))
         prefix = self.prefix_copies * vit.num_prefix_tokens
@@ -105,8 +133,8 @@ class JointModel(VideoModel):
         else:
             x = x if vit.pool_include_prefix else x[:, prefix:]
             x = x.mean(dim=1) if vit.attn_pool is None else vit.attn_pool(x)
-        features: Tensor = vit.fc_norm(x)
-        return features
+        pooled: Tensor = vit.fc_norm(x)
+        return pooled
 
     def tokens(self, video_BCTHW: Tensor) -> Tensor:
         """The last block's output [B, prefix + T'·N, D]: class and register tokens first."""
@@ -119,19 +147,23 @@ class JointModel(VideoModel):
             x = drop_tokens(x, self.patch_dropout)
         if prefix is not None:
             x = torch.cat([prefix.expand(x.shape[0], -1, -1), x], dim=1)
-        return run_blocks(vit.blocks, vit.norm_pre(vit.pos_drop(x)), self.checkpoint)
+        out: Tensor = vit.blocks(vit.norm_pre(vit.pos_drop(x)))
+        return out
 
     def _add_positions(self, patches_BND: Tensor) -> tuple[Tensor | None, Tensor]:
         """Class and register tokens [1, copies·P, D] (or None) and patches, all with positions."""
         if self.temporal_embed is None:
             return None, patches_BND + self.table
-        vit, time = self.backbone, self.temporal_embed[:, :, None]  # [1, T', 1, D]
+        vit = self.backbone
+        time = interpolate_time(self.temporal_embed, self.steps)[:, :, None]  # [1, T', 1, D]
         own = [token for token in (vit.cls_token, vit.reg_token) if token is not None]
         prefix = torch.cat(own, dim=1) if own else None  # [1, P, D]
         space = vit.pos_embed
         if space is not None and prefix is not None and not vit.no_embed_class:
             prefix = prefix + space[:, : prefix.shape[1]]
             space = space[:, prefix.shape[1] :]
+        if space is not None:
+            space = interpolate_space(space, vit.patch_embed.grid_size, 0, self.grid)
         places = time if space is None else space[:, None] + time
         batch, _, width = patches_BND.shape
         patches = patches_BND.view(batch, self.steps, -1, width) + places
@@ -188,13 +220,3 @@ def drop_tokens(x_BND: Tensor, part: float) -> Tensor:
     order = torch.rand(batch, tokens, device=x_BND.device).argsort(dim=1)
     choice = order[:, :kept].sort(dim=1).values
     return x_BND.gather(1, choice[:, :, None].expand(-1, -1, width))
-
-
-def run_blocks(blocks: Iterable[nn.Module], x: Tensor, every: int) -> Tensor:
-    """All blocks in turn; block 0 and every `every`-th after it forget their activations."""
-    for number, block in enumerate(blocks):
-        if every and number % every == 0 and torch.is_grad_enabled():
-            x = checkpoint(block, x, use_reentrant=False)
-        else:
-            x = block(x)
-    return x

@@ -7,8 +7,8 @@ of its patch, each colour by the patch's own mean and deviation. Dual masking le
 tokens out of the decoder too; those that it reconstructs although the encoder saw them weigh
 nothing, as in the published code, so that all clips of a batch have as many tokens.
 
-All clips have as many visible tokens, so that those of a batch are one tensor. Reading the masks'
-counts is the only wait for the device.
+All clips have as many visible tokens, so that those of a batch are one tensor. Who makes masks
+knows how many: told so, nothing waits for the device; otherwise the counts are read and checked.
 
 Keys are those of the published weights, except that attention has timm's `qkv.bias` for `q_bias`
 and `v_bias` (a bias of the keys shifts all scores of a query alike: softmax ignores it).
@@ -27,8 +27,15 @@ from torch import Tensor, nn
 
 from matinee.errors import ConfigError, first_line
 from matinee.extras import require
-from matinee.models.joint import fix_positions, force_fused, run_blocks, use_fused_attention
-from matinee.models.patches import check_size, embed_patches, make_tubelets, patchify, unpatchify
+from matinee.models.joint import fix_positions, force_fused, use_fused_attention
+from matinee.models.patches import (
+    check_size,
+    embed_patches,
+    make_tubelets,
+    patchify,
+    resize_patches,
+    unpatchify,
+)
 from matinee.models.positions import sine_table
 
 EPSILON = 1e-6  # of a patch's deviation, as published
@@ -69,17 +76,16 @@ class Decoder(nn.Module):
         super().__init__()
         block = require("timm.models.vision_transformer", "train").Block
         norm = partial(nn.LayerNorm, eps=1e-6)
-        self.blocks = nn.ModuleList(
-            block(width, heads, qkv_bias=True, norm_layer=norm) for _ in range(depth)
+        self.blocks = nn.Sequential(
+            *(block(width, heads, qkv_bias=True, norm_layer=norm) for _ in range(depth))
         )
         force_fused(self.blocks)
         self.norm = norm(width)
         self.head = nn.Linear(width, pixels)
 
-    def forward(self, x_BND: Tensor, wanted: int, checkpoint: int) -> Tensor:
+    def forward(self, x_BND: Tensor, wanted: int) -> Tensor:
         """The last `wanted` tokens' pixels [B, wanted, pixels]."""
-        x = run_blocks(self.blocks, x_BND, checkpoint)
-        pixels: Tensor = self.head(self.norm(x[:, -wanted:]))
+        pixels: Tensor = self.head(self.norm(self.blocks(x_BND)[:, -wanted:]))
         return pixels
 
 
@@ -108,7 +114,6 @@ class MaskedAutoencoder(nn.Module):
         decoder_width: int = 384,
         decoder_heads: int = 6,
         normalise_targets: bool = True,
-        checkpoint: int = 0,
     ) -> None:
         """Take over `encoder`, made by `plain_encoder` or like it.
 
@@ -120,7 +125,7 @@ class MaskedAutoencoder(nn.Module):
         make_tubelets(encoder, tubelet, frames)
         fix_positions(encoder)
         self.encoder, self.frames, self.tubelet = encoder, frames, tubelet
-        self.normalise_targets, self.checkpoint = normalise_targets, checkpoint
+        self.normalise_targets = normalise_targets
         self.encoder.head = nn.Identity()
         if isinstance(self.encoder.norm, nn.Identity):
             raise ConfigError(
@@ -128,7 +133,6 @@ class MaskedAutoencoder(nn.Module):
             )
         self.num_features = width = int(self.encoder.num_features)
         self.patch = self.encoder.patch_embed.patch_size
-        self.tokens = frames // tubelet * self.encoder.patch_embed.num_patches  # N
         pixels = tubelet * self.patch[0] * self.patch[1] * 3
 
         self.encoder_to_decoder = nn.Linear(width, decoder_width, bias=False)
@@ -139,6 +143,24 @@ class MaskedAutoencoder(nn.Module):
         self._keep("mean", torch.tensor(mean)[:, None])  # [3, 1]
         self._keep("std", torch.tensor(std)[:, None])
         self._initialise()
+
+    @property
+    def tokens(self) -> int:
+        """N, of a clip."""
+        return self.frames // self.tubelet * int(self.encoder.patch_embed.num_patches)
+
+    def resize(self, frames: int, size: int) -> None:
+        """Take clips of `frames` frames of `size` pixels from now on, with the same parameters.
+
+        Raises:
+            ConfigError: tubelets or patches do not fill such clips.
+        """
+        resize_patches(self.encoder, self.tubelet, frames, size)
+        self.frames = frames
+        if self.table.shape[1] != self.tokens:
+            for name in ("table", "decoder_table"):
+                old: Tensor = getattr(self, name)
+                setattr(self, name, sine_table(self.tokens, old.shape[2]).to(old))
 
     def _keep(self, name: str, value: Tensor) -> None:
         self.register_buffer(name, value, persistent=False)
@@ -154,22 +176,30 @@ class MaskedAutoencoder(nn.Module):
                     nn.init.zeros_(module.bias)
 
     def forward(
-        self, video_BCTHW: Tensor, mask_BN: Tensor, decode_BN: Tensor | None = None
+        self,
+        video_BCTHW: Tensor,
+        mask_BN: Tensor,
+        decode_BN: Tensor | None = None,
+        *,
+        counts: tuple[int, int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Loss of each clip [B], and prediction [B, M, tubelet·p·p·3].
 
         Float [B, 3, T, H, W]; bool [B, N], True: hidden from the encoder. The M tokens predicted
         are those of `decode_BN` (default: the hidden ones), in ascending order; pixels run over
         frame, row, column, colour. The loss is the mean squared error over tokens that are hidden
-        and decoded.
+        and decoded. `counts`: how many tokens of each clip are visible and how many predicted,
+        where that is known.
 
         Raises:
             ValueError: a clip of another length or size, or masks of another shape, or with other
                 counts in different clips.
         """
         patches = self._patches(video_BCTHW)
-        visible = _places(~mask_BN, self.tokens, "visible")
-        wanted = _places(mask_BN if decode_BN is None else decode_BN, self.tokens, "decoded")
+        decode_BN = mask_BN if decode_BN is None else decode_BN
+        seen, asked = counts or (None, None)
+        visible = _places(~mask_BN, self.tokens, "visible", seen)
+        wanted = _places(decode_BN, self.tokens, "decoded", asked)
         prediction = self._decode(self._encode(patches, visible), visible, wanted)
         error = (prediction - self._targets(_take(patches, wanted))).square().mean(dim=2)  # [B, M]
         counted = mask_BN.gather(1, wanted)
@@ -211,16 +241,13 @@ class MaskedAutoencoder(nn.Module):
 
     def _encode(self, patches_BNCP: Tensor, visible_BV: Tensor) -> Tensor:
         x = embed_patches(self.encoder, _take(patches_BNCP, visible_BV))
-        x = run_blocks(self.encoder.blocks, x + self.table[0, visible_BV], self.checkpoint)
-        out: Tensor = self.encoder.norm(x)
+        out: Tensor = self.encoder.norm(self.encoder.blocks(x + self.table[0, visible_BV]))
         return out
 
     def _decode(self, x_BVD: Tensor, visible_BV: Tensor, wanted_BM: Tensor) -> Tensor:
         seen = self.encoder_to_decoder(x_BVD) + self.decoder_table[0, visible_BV]
         asked = self.mask_token + self.decoder_table[0, wanted_BM]
-        pixels: Tensor = self.decoder(
-            torch.cat([seen, asked], dim=1), wanted_BM.shape[1], self.checkpoint
-        )
+        pixels: Tensor = self.decoder(torch.cat([seen, asked], dim=1), wanted_BM.shape[1])
         return pixels
 
     def _unit(self, patches_BNCP: Tensor) -> Tensor:
@@ -235,20 +262,23 @@ class MaskedAutoencoder(nn.Module):
         return pixels.transpose(2, 3).flatten(2)  # [B, M, P·3]
 
 
-def _places(wanted_BN: Tensor, tokens: int, what: str) -> Tensor:
-    """Numbers of the true entries, in ascending order: int64 [B, count].
+def _places(wanted_BN: Tensor, tokens: int, what: str, count: int | None = None) -> Tensor:
+    """Numbers of the true entries, in ascending order: int64 [B, count]. A given count is trusted.
 
     Raises:
         ValueError: no [B, N], other counts in different clips, or none.
     """
     if wanted_BN.shape[1:] != (tokens,):
         raise ValueError(f"a mask of shape {list(wanted_BN.shape)} for clips of {tokens} tokens")
-    counts = set(wanted_BN.sum(dim=1).tolist())
-    if len(counts) != 1 or 0 in counts:
-        raise ValueError(
-            f"clips of one batch have {sorted(counts)} {what} tokens: all need as many, at least 1"
-        )
-    return (~wanted_BN).to(torch.uint8).argsort(dim=1, stable=True)[:, : counts.pop()]
+    if count is None:
+        counts = set(wanted_BN.sum(dim=1).tolist())
+        if len(counts) != 1 or 0 in counts:
+            raise ValueError(
+                f"clips of one batch have {sorted(counts)} {what} tokens: all need as many, at "
+                "least 1"
+            )
+        count = counts.pop()
+    return (~wanted_BN).to(torch.uint8).argsort(dim=1, stable=True)[:, :count]
 
 
 def _take(patches_BNCP: Tensor, places_BM: Tensor) -> Tensor:

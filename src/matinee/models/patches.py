@@ -55,11 +55,7 @@ def make_tubelets(vit: Any, tubelet: int, frames: int) -> None:
     Raises:
         ConfigError: the tubelet does not divide the frames.
     """
-    if tubelet < 1 or frames < 1 or frames % tubelet:
-        raise ConfigError(
-            f"{frames} frames cannot be cut into tubelets of {tubelet}: take a number of frames "
-            "that the tubelet divides"
-        )
+    _check_tubelet(tubelet, frames)
     if tubelet == 1:
         return
     old = vit.patch_embed.proj
@@ -78,6 +74,30 @@ def make_tubelets(vit: Any, tubelet: int, frames: int) -> None:
         if new.bias is not None:
             new.bias.copy_(old.bias)
     vit.patch_embed.proj = new
+
+
+def resize_patches(vit: Any, tubelet: int, frames: int, size: int) -> None:
+    """Let a ViT cut clips of `frames` frames of `size` pixels; its kernel stays.
+
+    Raises:
+        ConfigError: tubelets or patches do not fill such clips.
+    """
+    _check_tubelet(tubelet, frames)
+    embed = vit.patch_embed
+    if any(size % side for side in embed.patch_size):
+        raise ConfigError(
+            f"clips of {size} pixels are no multiple of the {embed.patch_size[0]} pixels of a "
+            "patch: choose a size that is"
+        )
+    embed.set_input_size((size, size))
+
+
+def _check_tubelet(tubelet: int, frames: int) -> None:
+    if tubelet < 1 or frames < 1 or frames % tubelet:
+        raise ConfigError(
+            f"{frames} frames cannot be cut into tubelets of {tubelet}: take a number of frames "
+            "that the tubelet divides"
+        )
 
 
 def inflate(kernel_DCHW: Tensor, tubelet: int) -> Tensor:

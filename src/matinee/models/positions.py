@@ -25,27 +25,34 @@ def sine_table(tokens: int, width: int) -> Tensor:
     return torch.where(even, angle.sin(), angle.cos()).float()[None]
 
 
-def interpolate_space(embed_1ND: Tensor, grid: tuple[int, int], prefix: int) -> Tensor:
-    """A learned embedding of a square grid of patches, at another grid: bicubic, antialiased.
+def interpolate_space(
+    embed_1ND: Tensor, grid: tuple[int, int], prefix: int, old: tuple[int, int] | None = None
+) -> Tensor:
+    """A learned embedding of a grid of patches, at another grid: bicubic, antialiased.
 
-    The first `prefix` rows belong to class and register tokens and stay as they are.
+    Args:
+        grid: rows and columns to come to.
+        prefix: rows of the embedding, the first ones, that belong to class and register tokens and
+            stay as they are.
+        old: rows and columns of the embedding's own grid; None: a square.
 
     Returns:
         [1, prefix + rows·columns, D].
 
     Raises:
-        ConfigError: the patches of `embed_1ND` are no square.
+        ConfigError: the patches of `embed_1ND` are no square, and no grid was given.
     """
     head, patches = embed_1ND[:, :prefix], embed_1ND[:, prefix:]
     side = math.isqrt(patches.shape[1])
-    if side * side != patches.shape[1]:
+    old = old or (side, side)
+    if math.prod(old) != patches.shape[1]:
         raise ConfigError(
             f"a position embedding of {embed_1ND.shape[1]} tokens, {prefix} of them class tokens, "
             f"is no square of patches and cannot be brought to {grid[0]}×{grid[1]}"
         )
-    if (side, side) == grid:
+    if old == grid:
         return embed_1ND
-    picture = patches.transpose(1, 2).reshape(1, -1, side, side)  # [1, D, rows, columns]
+    picture = patches.transpose(1, 2).reshape(1, -1, *old)  # [1, D, rows, columns]
     scaled = F.interpolate(picture, size=grid, mode="bicubic", antialias=True, align_corners=False)
     return torch.cat([head, scaled.flatten(2).transpose(1, 2)], dim=1)
 

@@ -32,6 +32,7 @@ from torch.nn import functional as F
 
 from matinee.errors import ConfigError
 from matinee.extras import require
+from matinee.models.blocks import block_names
 
 Placement = Literal["residual", "in-place"]
 
@@ -138,8 +139,8 @@ def add_temporal_shift(
 ) -> list[str]:
     """Put a shift into the residual blocks of a timm CNN, changing `model`.
 
-    A residual block is a timm module with `drop_path` (they carry it on the residual branch) that
-    contains no other; blocks without a shortcut (`has_skip` False) are left alone.
+    Residual blocks are those of Note [Blocks]; those without a shortcut (`has_skip` False) are left
+    alone.
 
     Args:
         model: the image network; pooling, if any, already added.
@@ -236,12 +237,11 @@ def resnet_stages(model: nn.Module, what: str) -> list[nn.Sequential]:
 
 def _residual_stages(model: nn.Module) -> list[list[tuple[str, str]]]:
     """Names of the residual blocks with a shortcut and of their first convolutions, by stage."""
-    blocks = {name: m for name, m in model.named_modules() if hasattr(m, "drop_path")}
     stages: dict[str, list[tuple[str, str]]] = {}
-    for name, block in blocks.items():
-        outer = any(other.startswith(f"{name}.") for other in blocks)
+    for name in block_names(model):
+        block = model.get_submodule(name)
         path = _first_conv(block)
-        if outer or path is None or getattr(block, "has_skip", True) is False:
+        if path is None or getattr(block, "has_skip", True) is False:
             continue
         stage = name.removesuffix(".block").rpartition(".")[0]  # .block: a non-local wrapper
         stages.setdefault(stage, []).append((name, f"{name}.{path}"))

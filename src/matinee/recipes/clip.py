@@ -7,7 +7,7 @@ from dataclasses import replace
 from matinee.data.clips import ClipSpec
 from matinee.models.config import Joint, ModelConfig
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig
-from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from matinee.training.config import DataConfig, OptimConfig, RunConfig, SpeedConfig, TrainConfig
 
 
 def clip_ego4d(data: str, out: str) -> TrainConfig:
@@ -30,7 +30,7 @@ def clip_ego4d(data: str, out: str) -> TrainConfig:
         run=RunConfig(out=out),
         model=ModelConfig(
             backbone="vit_base_patch16_clip_quickgelu_224",
-            temporal=Joint(checkpoint=1),
+            temporal=Joint(),
             dropout=0.0,
         ),
         task=ContrastiveConfig(
@@ -44,6 +44,7 @@ def clip_ego4d(data: str, out: str) -> TrainConfig:
             name="adamw", lr=3e-5, batch_size=2048, accumulate=8, epochs=5, warmup_epochs=0,
             schedule="constant", betas=(0.9, 0.999), weight_decay=0.01, clip_norm=None,
         ),
+        speed=SpeedConfig(recompute=1),
     )  # fmt: skip
 
 

@@ -6,12 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from matinee.data.batch import Batch
+from matinee.models.layout import to_channels_last
 from matinee.spans import Spans
 
 
@@ -27,22 +28,35 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Step:
-    """One optimizer step, as a task sees it: `parts` batches of `clips` clips together.
+    """One optimizer step, as a task sees it on one rank.
 
-    `reseed(part)` sets torch's generator for a batch, so that it can be computed twice alike.
+    `clips` clips together pass through `world` ranks, on each in `parts` micro-batches. Gradients
+    are averaged over ranks: a loss summed over this rank's clips is divided by `clips / world`.
+
+    `next_batch()` gives a micro-batch. `reseed(part)` sets torch's generator for it, so that it can
+    be computed twice alike. `compute(x)` is `Task.compute(x)` by way of what joins the ranks, and
+    every forward pass goes through it. `part(number)` is around forward and backward pass of a
+    micro-batch: gradients are averaged with the last one. `scaled(loss)` is what the backward pass
+    begins with (fp16 needs large gradients).
     """
 
     clips: int
     parts: int
+    world: int
     next_batch: Callable[[], Batch]
     reseed: Callable[[int], None]
+    compute: Callable[[Any], Any]
+    part: Callable[[int], AbstractContextManager[object]]
+    scaled: Callable[[Tensor], Tensor]
     autocast: Callable[[], AbstractContextManager[object]]
     spans: Spans
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Sums over the valid clips of a step, without gradient: `clips` of them, from `samples`."""
+    """Sums over this rank's valid clips of a step, without gradient: `clips` of them, from
+    `samples`.
+    """
 
     loss: Tensor
     sums: dict[str, Tensor]
@@ -56,6 +70,8 @@ class Task(nn.Module, ABC):
     kind: ClassVar[str]
     headline: ClassVar[str]
     """The validation metric that counts."""
+    lower_is_better: ClassVar[bool] = False
+    """Of the headline."""
     model: nn.Module
 
     @abstractmethod
@@ -66,21 +82,27 @@ class Task(nn.Module, ABC):
         masked batch stays the size it was.
         """
 
+    def compute(self, part: Any) -> Any:
+        """What parameters do to a micro-batch; for most tasks the whole loss."""
+        return self(part)
+
     def gradients(self, step: Step) -> StepOutcome:
         """Add the gradients of a step's loss to the parameters.
 
         Losses are sums divided by the clips of the whole step, so that several batches equal one
         large one.
         """
+        share = step.world / step.clips
         total: Outcome | None = None
         clips, samples = 0, list[str]()
         for part in range(step.parts):
             batch = step.next_batch()
             step.reseed(part)
-            with step.spans("forward"), step.autocast():
-                outcome = self(batch)
-            with step.spans("backward"):
-                (outcome.loss / step.clips).backward()
+            with step.part(part):
+                with step.spans("forward"), step.autocast():
+                    outcome: Outcome = step.compute(batch)
+                with step.spans("backward"):
+                    step.scaled(outcome.loss * share).backward()  # type: ignore[no-untyped-call]
             total = add(total, outcome)
             clips += batch.num_valid
             samples.extend(batch.samples)
@@ -88,12 +110,11 @@ class Task(nn.Module, ABC):
         return StepOutcome(total.loss, total.sums, clips, tuple(samples))
 
 
-def place(task: Task, device: torch.device) -> None:
-    """Move a task to a device; 2-D convolutions in the layout they are fastest in."""
+def place(task: Task, device: torch.device, *, channels_last: bool = True) -> None:
+    """Move a task to a device; convolutions with channels innermost, as they are fastest."""
     task.to(device)
-    for module in task.modules():
-        if isinstance(module, nn.Conv2d):
-            module.to(memory_format=torch.channels_last)
+    if channels_last:
+        to_channels_last(task)
 
 
 def add(total: Outcome | None, outcome: Outcome) -> Outcome:

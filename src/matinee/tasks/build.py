@@ -67,7 +67,7 @@ def _masked(config: MaskedConfig, model: ModelConfig, *, frames: int, size: int)
     assert isinstance(model.temporal, Joint)
     network = MaskedAutoencoder(
         encoder, frames=frames, mean=normalisation.mean, std=normalisation.std,
-        tubelet=model.temporal.tubelet, checkpoint=model.temporal.checkpoint,
+        tubelet=model.temporal.tubelet,
         decoder_depth=config.decoder_depth, decoder_width=config.decoder_width,
         decoder_heads=config.decoder_heads, normalise_targets=config.normalise_targets,
     )  # fmt: skip
@@ -99,7 +99,7 @@ def _contrastive(
             about = f"text: the sentence encoder in {sentence.folder}, as it is"
     network = DualEncoder(
         video, text, embed_dim=config.embed_dim, temperature=config.temperature,
-        learn_temperature=config.learn_temperature,
+        learn_temperature=config.learn_temperature and config.loss == "info-nce",
     )  # fmt: skip
     task = ContrastiveTask(network, config, verbs=len(vocabulary.verbs))
     loaded = () if model.pretrained in ("none", "timm") else (_load(network, model),)

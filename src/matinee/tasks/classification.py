@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from matinee.data.batch import Batch
-from matinee.data.mix import mix, plan_mix
+from matinee.data.mix import mix, plan_mix, swap_neighbours
 from matinee.tasks.base import Outcome, Task
 from matinee.tasks.config import ClassificationConfig
 
@@ -30,25 +30,29 @@ class ClassificationTask(Task):
         """Loss and hits summed over valid clips.
 
         `top1` counts a clip whose most probable class is its own (with several labels: one of
-        them). Mixed clips count by the label that keeps the larger part.
+        them). Mixed clips count by the label that keeps the larger part; see
+        Note [Mixing in pairs].
+
+        Raises:
+            ConfigError: clips are to be mixed, and there is an odd number of them.
         """
-        config, video, plan = self.config, batch.video, None
-        if self.training:
-            seed = int(batch.seeds[0])
-            plan = plan_mix(seed, len(batch), mixup=config.mixup, cutmix=config.cutmix)
-        if plan is not None:
-            video, partner, keep = mix(video, plan, batch.valid)
-        logits = self.model(video).float()
-        targets = _one_hot(batch.target, logits.shape[1])
-        if plan is not None:
-            targets = torch.lerp(targets[partner], targets, keep[:, None])
+        config, video = self.config, batch.video
+        keep: Tensor | None = None
+        if self.training and (config.mixup or config.cutmix):
+            seeds = batch.seeds.numpy()  # on the CPU: waits for nothing
+            pairs = plan_mix(seeds, mixup=config.mixup, cutmix=config.cutmix)
+            video, keep = mix(video, pairs, batch.valid)
+        logits = _at_least_float32(self.model(video))
+        targets = _one_hot(batch.target, logits)
+        if keep is not None:
+            targets = torch.lerp(swap_neighbours(targets), targets, keep.to(targets)[:, None])
         if config.labels == "multi":
             each = F.binary_cross_entropy_with_logits(
                 logits, self._smooth(targets, 0.5), reduction="none"
             ).mean(dim=1)
         else:
             each = -(self._smooth(targets, 1 / logits.shape[1]) * logits.log_softmax(1)).sum(1)
-        zero = torch.zeros((), device=each.device)
+        zero = torch.zeros((), dtype=each.dtype, device=each.device)
         best = logits.argmax(dim=1)
         strongest = targets.amax(dim=1)
         hits = (targets.gather(1, best[:, None])[:, 0] == strongest) & (strongest > 0)
@@ -61,18 +65,22 @@ class ClassificationTask(Task):
 
     @torch.no_grad()
     def logits(self, batch: Batch) -> Tensor:
-        """Scores before normalisation, float32 [B, K]."""
-        logits: Tensor = self.model(batch.video)
-        return logits.float()
+        """Scores before normalisation, [B, K] in float32 or better."""
+        return _at_least_float32(self.model(batch.video))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Of each class, float [B, K]: they sum to one unless a clip has several labels."""
         return logits.sigmoid() if self.config.labels == "multi" else logits.softmax(dim=1)
 
 
-def _one_hot(target: Tensor, classes: int) -> Tensor:
-    """Class indices [B] as float targets [B, K]; a clip without label (-1) has none."""
+def _at_least_float32(logits: Tensor) -> Tensor:
+    """Out of the half precision that autocast leaves; float64 stays."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def _one_hot(target: Tensor, logits_BK: Tensor) -> Tensor:
+    """Class indices [B] as targets like the logits; a clip without label (-1) has none."""
     if target.is_floating_point():
-        return target
-    hot = F.one_hot(target.clamp(min=0), classes).float()
-    return hot * (target >= 0)[:, None]
+        return target.to(logits_BK.dtype)
+    classes = torch.arange(logits_BK.shape[1], device=target.device)
+    return (target[:, None] == classes).to(logits_BK.dtype)

@@ -39,30 +39,42 @@ class ContrastiveTask(Task):
     def forward(self, batch: Batch) -> Outcome:
         """The loss of a batch alone, summed over valid clips; see `gradients` for steps."""
         tokens = self.tokenize(batch)
-        video, text = self._embed((batch, tokens))
-        return self._outcome(video, text, batch.valid, batch.target, tokens.cut)
+        video, text = self.compute((batch, tokens))
+        return self._outcome(video, text, batch.valid, batch.target, tokens.cut)[1]
+
+    def compute(self, part: tuple[Batch, Tokens]) -> tuple[Tensor, Tensor]:
+        """Unit vectors of the clips and captions of a micro-batch, [b, E] each."""
+        batch, tokens = part
+        video, text, _ = self.model(batch.video, tokens.ids)
+        return video, text
 
     def gradients(self, step: Step) -> StepOutcome:
-        """Add the gradients of the loss over all clips of the step, as one batch would give."""
+        """Add the gradients of the loss over all clips of the step, as one batch would give.
+
+        See Note [Gradients of gathered features] for what the loss is divided by.
+        """
         batches = [step.next_batch() for _ in range(step.parts)]
-        tokens = [self.tokenize(batch) for batch in batches]
+        with step.spans("tokenize"):
+            tokens = [self.tokenize(batch) for batch in batches]
         valid = torch.cat([batch.valid for batch in batches])
         target = torch.cat([batch.target for batch in batches])
+        share = (step.world if self.config.local_loss else 1) / step.clips
         outcome: Outcome | None = None
 
         def loss(video: Tensor, text: Tensor) -> Tensor:
             nonlocal outcome
-            outcome = self._outcome(video, text, valid, target, sum(t.cut for t in tokens))
-            return outcome.loss
+            cut = sum(t.cut for t in tokens)
+            total, outcome = self._outcome(video, text, valid, target, cut)
+            return step.scaled(total * share)
 
-        value = cached_backward(
-            list(zip(batches, tokens, strict=True)), self._embed, loss, model=self.model,
-            reseed=step.reseed, autocast=step.autocast, spans=step.spans, scale=1 / step.clips,
+        cached_backward(
+            list(zip(batches, tokens, strict=True)), loss, own=self.model.logit_scale,
+            model=self.model, step=step,
         )  # fmt: skip
         assert outcome is not None
+        sums = {name: total.detach() for name, total in outcome.sums.items()}
         return StepOutcome(
-            value, {name: total.detach() for name, total in outcome.sums.items()},
-            sum(batch.num_valid for batch in batches),
+            outcome.loss.detach(), sums, sum(batch.num_valid for batch in batches),
             tuple(name for batch in batches for name in batch.samples),
         )  # fmt: skip
 
@@ -71,21 +83,18 @@ class ContrastiveTask(Task):
         tokens = self.model.text.tokenize(batch.texts)
         return Tokens(tokens.ids.to(batch.video.device), tokens.cut)
 
-    def _embed(self, part: tuple[Batch, Tokens]) -> tuple[Tensor, Tensor]:
-        batch, tokens = part
-        return self.model.embed_video(batch.video), self.model.embed_text(tokens.ids)
-
     def _outcome(
         self, video: Tensor, text: Tensor, valid: Tensor, target: Tensor, cut: int
-    ) -> Outcome:
-        """`top1` counts clips whose own caption is the nearest of the step's; `cut` the captions
-        that were longer than the context.
+    ) -> tuple[Tensor, Outcome]:
+        """The loss that has the gradient, and this rank's share of it with other sums.
+
+        `top1` counts clips whose own caption is the nearest of the step's; `cut` the captions that
+        were longer than the context.
         """
-        config, rows = self.config, own_rows(video)
+        config, own = self.config, own_rows(video)
         video, text = gather_with_gradient(video), gather_with_gradient(text)
         all_valid = gather_with_gradient(valid)
-        if not config.local_loss:
-            rows = slice(None)
+        rows = own if config.local_loss else slice(None)
         if config.loss == "info-nce":
             loss = partial(info_nce, scale=self.model.scale())
         else:
@@ -93,13 +102,11 @@ class ContrastiveTask(Task):
             loss = partial(max_margin, relevancy_NN=relevancy, margin=config.margin)
         each = loss(video, text, valid_N=all_valid, rows=rows)
         with torch.no_grad():
-            similarity = (video @ text.T).masked_fill(~all_valid, -torch.inf)
-            own = torch.arange(len(video), device=video.device)
-            hits = (similarity.argmax(dim=1) == own) & all_valid
-        return Outcome(
-            each.sum(),
-            {"top1": hits[rows].sum(), "cut": torch.tensor(float(cut), device=video.device)},
-        )
+            similarity = (video[own] @ text.T).masked_fill(~all_valid, -torch.inf)
+            place = torch.arange(len(video), device=video.device)[own]
+            hits = (similarity.argmax(dim=1) == place) & all_valid[own]
+        sums = {"top1": hits.sum(), "cut": torch.tensor(float(cut), device=video.device)}
+        return each.sum(), Outcome((each if config.local_loss else each[own]).sum(), sums)
 
     def relevancy(self, sets_NC: Tensor) -> Tensor:
         """Of each clip for each, float [N, N]: mean of the IoU of their verbs and of their nouns.

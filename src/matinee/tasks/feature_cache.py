@@ -13,6 +13,7 @@ each part is computed twice forwards, once backwards.
   accumulation always does. Running statistics, like every buffer, are put back after the first
   pass, so that they move once a part and not twice.
 - What the loss itself depends on, such as the temperature, gets its gradient once, with the loss.
+- Gradients of several ranks are averaged with the last part's backward pass, when all are there.
 
 Source: GradCache, arXiv 2101.06983, §3.
 """
@@ -20,55 +21,47 @@ Source: GradCache, arXiv 2101.06983, §3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from matinee.spans import Spans
-
-Part = TypeVar("Part")
+from matinee.tasks.base import Step
 
 
 def cached_backward(
-    parts: Sequence[Part],
-    embed: Callable[[Part], tuple[Tensor, Tensor]],
+    parts: Sequence[Any],
     loss: Callable[[Tensor, Tensor], Tensor],
     *,
+    own: Tensor,
     model: nn.Module,
-    reseed: Callable[[int], None],
-    autocast: Callable[[], AbstractContextManager[object]],
-    spans: Spans,
-    scale: float = 1.0,
-) -> Tensor:
-    """Add to every `.grad` the gradient of `scale` · the loss over all parts together.
+    step: Step,
+) -> None:
+    """Add to every `.grad` the gradient of the loss over all parts together.
 
-    A single part is computed once, as usual. Hooks that reduce gradients between ranks must be off
-    (`DistributedDataParallel.no_sync`): several backward passes add to each parameter.
+    A single part is computed once, as usual.
 
     Args:
-        parts: micro-batches; their inputs stay in memory all along.
-        embed: features of the clips and of the texts of a part, [b, E] each.
+        parts: micro-batches; their inputs stay in memory all along. `step.compute` makes features
+            of one: of the clips and of the texts, [b, E] each.
         loss: a scalar from the features of all parts, in order.
+        own: what the loss itself depends on besides features: the temperature.
         model: whose buffers the first pass must leave alone.
-        reseed: sets the random state that forward passes of part i begin with.
-        autocast: around each forward pass; the loss is outside it.
-
-    Returns:
-        The loss, unscaled, without gradient.
     """
 
     def features(number: int) -> tuple[Tensor, Tensor]:
-        reseed(number)
-        with spans("forward"), autocast():
-            return embed(parts[number])
+        step.reseed(number)
+        with step.spans("forward"), step.autocast():
+            pair: tuple[Tensor, Tensor] = step.compute(parts[number])
+        return pair
 
     if len(parts) == 1:
-        value = loss(*features(0))
-        with spans("backward"):
-            torch.autograd.backward(scale * value)
-        return value.detach()
+        with step.part(0):
+            value = loss(*features(0))
+            with step.spans("backward"):
+                torch.autograd.backward(value)
+        return
     with torch.no_grad(), _buffers_put_back(model):
         cached = [features(number) for number in range(len(parts))]
     # Within an outer autocast, some versions of PyTorch would hand the second pass the casts of
@@ -76,20 +69,25 @@ def cached_backward(
     torch.clear_autocast_cache()
     sides = [torch.cat(side).requires_grad_() for side in zip(*cached, strict=True)]
     value = loss(*sides)
-    with spans("backward"):
-        torch.autograd.backward(scale * value)
+    with step.spans("backward"):
+        torch.autograd.backward(value)
     sizes = [len(video) for video, _ in cached]
     gradients = [
         torch.split(torch.zeros_like(side) if side.grad is None else side.grad, sizes)
         for side in sides
     ]
     for number in range(len(parts)):
-        pairs = zip(features(number), (side[number] for side in gradients), strict=True)
-        trained = [(x, gradient) for x, gradient in pairs if x.requires_grad]
-        with spans("backward"):
-            torch.autograd.backward([x for x, _ in trained], [gradient for _, gradient in trained])
-        del pairs, trained  # or this part's activations would outlive the next part's forward pass
-    return value.detach()
+        with step.part(number):
+            pairs = zip(features(number), (side[number] for side in gradients), strict=True)
+            trained = [(x, gradient) for x, gradient in pairs if x.requires_grad]
+            if own.requires_grad and number == len(parts) - 1:
+                # What averages gradients over ranks waits for those of all parameters in this
+                # backward pass: the temperature's is there already, and gets nothing added.
+                trained.append((own * 0, torch.zeros_like(own)))
+            with step.spans("backward"):
+                torch.autograd.backward([x for x, _ in trained], [g for _, g in trained])
+            # Or this part's activations would outlive the next part's forward pass.
+            del pairs, trained
 
 
 @contextmanager

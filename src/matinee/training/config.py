@@ -13,6 +13,7 @@ import tyro
 
 from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
+from matinee.evaluation.views import parse_views
 from matinee.models.config import ModelConfig
 from matinee.tasks.config import ClassificationConfig, TaskConfig
 from matinee.training.optim.config import OptimConfig
@@ -35,6 +36,9 @@ class DataConfig:
     """Samples to validate on. Default: "val", else "test", else none."""
     repeats: int = 1
     """Different clips of each sample in an epoch; more for small sets."""
+    crops: int = 1
+    """Crops of each decoded clip, next to each other in a batch (repeated augmentation,
+    arXiv 1901.09335): decoding costs that much less a clip."""
     workers: int | None = None
     """Decoders. Default: the usable cores, at most 16."""
     mode: Literal["processes", "threads"] = "processes"
@@ -49,7 +53,7 @@ class RunConfig:
     """Where and how the run goes."""
 
     out: Annotated[str, tyro.conf.arg(aliases=["--out"])]
-    """Folder of the run: config.json, metrics.jsonl, last.pt."""
+    """Folder of the run: config.json, metrics.jsonl, checkpoints, last.pt and best.pt."""
     seed: int = 0
     """Of everything random: initial weights, order, augmentation, dropout."""
     device: str = "auto"
@@ -63,11 +67,21 @@ class RunConfig:
     does; validation during training takes one."""
     save_minutes: float = 5.0
     """Longest time between checkpoints; one is also saved at the end of each epoch."""
+    save_steps: int | None = None
+    """Save after every so many steps as well."""
+    keep: int = 2
+    """Checkpoints that stay, besides the best: one that is damaged has another before it."""
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    """Where metrics go besides metrics.jsonl; each is an extra of its name."""
 
     def __post_init__(self) -> None:
-        for name in ("log_every", "eval_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"--run.{name.replace('_', '-')}: at least 1")
+        for name in ("log_every", "eval_every", "keep", "save_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--run.{name.replace('_', '-')} {value}: at least 1")
+        if not self.save_minutes > 0:
+            raise ConfigError(f"--run.save-minutes {self.save_minutes}: must be positive")
+        parse_views(self.views)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def pick_precision(wanted: str, device: torch.device) -> tuple[str, str]:
-    """The number format, "fp32" or "bf16", and why."""
+    """The number format, "fp32", "bf16" or "fp16", and why."""
     if wanted != "auto":
         return wanted, "as asked"
     if device.type == "cuda":
@@ -39,8 +39,17 @@ def pick_precision(wanted: str, device: torch.device) -> tuple[str, str]:
     return "fp32", "on a CPU bf16 speeds up some networks and slows others: try it"
 
 
+_FORMATS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """The context that forward passes run in."""
-    if precision == "bf16":
-        return torch.autocast(device.type, torch.bfloat16)
+    if precision in _FORMATS:
+        return torch.autocast(device.type, _FORMATS[precision])
     return nullcontext()
+
+
+def allow_tf32(allowed: bool) -> None:
+    """Whether NVIDIA GPUs may multiply with 10 bits of mantissa where fp32 is asked for."""
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed

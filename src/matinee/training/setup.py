@@ -10,10 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from matinee.data.epochs import EpochLoader
+from matinee.data.loader import default_workers
 from matinee.data.open_loader import open_loader
 from matinee.data.random import integer_seed
 from matinee.errors import ConfigError
 from matinee.models.base import Normalisation
+from matinee.models.batch_norm import to_sync_batch_norm
+from matinee.models.recompute import recompute_blocks
 from matinee.models.text import TextTower
 from matinee.pack.open import DataSet
 from matinee.tasks.base import Task, place
@@ -22,6 +25,8 @@ from matinee.tasks.config import ClassificationConfig, ContrastiveConfig
 from matinee.tasks.contrastive import ContrastiveTask
 from matinee.tasks.vocabulary import Vocabulary, make_sets, make_targets, read_vocabulary
 from matinee.training.config import TrainConfig
+from matinee.training.parallel.ranks import Ranks
+from matinee.training.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,9 @@ class Splits:
 
 @dataclass(frozen=True)
 class Setup:
-    """All that a run needs besides its state. `targets` has a row for each row of the pack."""
+    """All that a run needs besides its state. `targets` has a row for each row of the pack; `task`
+    is on the device of `ranks`.
+    """
 
     config: TrainConfig
     pack: DataSet
@@ -44,13 +51,11 @@ class Setup:
     targets: NDArray[Any]
     task: Task
     normalisation: Normalisation
-    device: torch.device
+    ranks: Ranks
     notes: tuple[str, ...]
 
 
-def prepare(
-    pack: DataSet, config: TrainConfig, device: torch.device, *, new_weights: bool = True
-) -> Setup:
+def prepare(pack: DataSet, config: TrainConfig, ranks: Ranks, *, new_weights: bool = True) -> Setup:
     """Choose splits, make targets, build the task with weights that depend on the seed alone.
 
     Args:
@@ -83,25 +88,62 @@ def prepare(
         config.task, model, frames=config.clip.frames, size=config.clip.size,
         vocabulary=vocabulary,
     )  # fmt: skip
-    place(built.task, device)
+    speed = config.speed
+    if speed.recompute:
+        recompute_blocks(built.task.model, speed.recompute)
+    if config.parallel.sync_bn:
+        to_sync_batch_norm(built.task.model, ranks.device)
+    # FSDP divides contiguous weights only.
+    divided = config.parallel.strategy == "fsdp" and ranks.world > 1
+    place(built.task, ranks.device, channels_last=speed.channels_last and not divided)
     notes = built.notes
     if isinstance(built.task, ContrastiveTask):
         notes = (*notes, _say_cut(pack, splits, built.task.model.text))
     return Setup(
-        config, pack, splits, vocabulary, targets, built.task, built.normalisation, device, notes
+        config, pack, splits, vocabulary, targets, built.task, built.normalisation, ranks, notes
     )
 
 
-def make_loader(setup: Setup, split: str | None, **settings: Any) -> EpochLoader:
-    """A loader of a run's samples; `settings` as `open_loader` takes them."""
-    config = setup.config
+def training_loader(setup: Setup, stage: Stage, parts: int) -> EpochLoader:
+    """What one rank trains on in a stage of the run, in `parts` micro-batches a step.
+
+    Raises:
+        ConfigError: a batch that cannot be cut so.
+    """
+    config, ranks = setup.config, setup.ranks
+    micro, left = divmod(stage.batch_size, parts * ranks.world)
+    if left or not micro:
+        raise ConfigError(
+            f"--optim.batch-size {stage.batch_size} cannot be cut into {parts} parts on "
+            f"{ranks.world} ranks: choose a multiple of {parts * ranks.world}"
+        )
     return open_loader(
-        setup.pack, split=split, clip=config.clip, mode=config.data.mode,
-        repeats=config.data.repeats if "views" not in settings else 1,
-        on_error=config.data.on_error, device=setup.device, workers=config.data.workers,
-        seed=config.run.seed, mean=setup.normalisation.mean, std=setup.normalisation.std,
-        classes=setup.vocabulary.classes, targets=setup.targets, **settings,
+        setup.pack, split=setup.splits.train, batch_size=micro, group=parts,
+        clip=replace(config.clip, frames=stage.frames, size=stage.size),
+        repeats=config.data.repeats, crops=config.data.crops, pinned=config.speed.pinned,
+        side_stream=config.speed.side_stream, **_shared(setup),
     )  # fmt: skip
+
+
+def validation_loader(setup: Setup, batch_size: int) -> EpochLoader:
+    """This rank's share of the samples that are validated on, one view each."""
+    return open_loader(
+        setup.pack, split=setup.splits.val, batch_size=batch_size, views=(1, 1),
+        clip=setup.config.clip, **_shared(setup),
+    )  # fmt: skip
+
+
+def _shared(setup: Setup) -> dict[str, Any]:
+    config, ranks = setup.config, setup.ranks
+    workers = config.data.workers
+    if workers is None:
+        workers = max(1, default_workers() // ranks.local_world)
+    return {
+        "mode": config.data.mode, "on_error": config.data.on_error, "device": ranks.device,
+        "workers": workers, "seed": config.run.seed, "mean": setup.normalisation.mean,
+        "std": setup.normalisation.std, "classes": setup.vocabulary.classes,
+        "targets": setup.targets, "rank": ranks.rank, "world": ranks.world,
+    }  # fmt: skip
 
 
 def choose_splits(pack: DataSet, config: TrainConfig) -> Splits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matinee.models.weights.apply import load_into, load_weights, traits_of
+from matinee.models.weights.apply import load_into, traits_of
 from matinee.models.weights.files import read_state_dict
 from matinee.models.weights.layouts import Traits
 from matinee.models.weights.report import ImportReport
@@ -11,7 +11,6 @@ __all__ = [
     "ImportReport",
     "Traits",
     "load_into",
-    "load_weights",
     "read_state_dict",
     "traits_of",
 ]

@@ -18,18 +18,6 @@ from matinee.models.weights.report import ImportReport
 MIN_MATCH = 0.9
 
 
-def load_weights(model: nn.Module, path: str) -> str:
-    """Load a timm image network's weights whole, leaving out a classifier of another size.
-
-    Returns:
-        A sentence on what was loaded.
-
-    Raises:
-        ConfigError: no such file, not a state dict, or keys that do not fit.
-    """
-    return load_into(model, path, min_match=1.0).sentence(path)
-
-
 def load_into(model: nn.Module, path: str | Path, *, min_match: float = MIN_MATCH) -> ImportReport:
     """Load published or own weights into a network, whatever names they have.
 

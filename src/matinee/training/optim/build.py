@@ -1,4 +1,4 @@
-"""Optimizers by name, with decay and learning rate where they belong."""
+"""Optimizers by name."""
 
 from __future__ import annotations
 
@@ -6,89 +6,53 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from matinee.errors import ConfigError
 from matinee.extras import require
-from matinee.models.joint import JointModel
-from matinee.models.weights.names import classifiers, image_network
 from matinee.training.optim.config import OptimConfig
-
-_EMBEDDINGS = {
-    "pos_embed", "temporal_embed", "positional_embedding", "cls_token", "reg_token", "mask_token",
-}  # fmt: skip
-"""Learned positions and tokens, which are no weights though they have several dimensions."""
-_BEFORE_BLOCKS = _EMBEDDINGS | {"patch_embed", "norm_pre"}
+from matinee.training.optim.groups import parameter_groups
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """SGD or AdamW, fused, or Lion, over `parameter_groups`. The loop sets the groups' rates."""
-    groups = parameter_groups(model, config)
-    if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
-    if config.name == "adamw":
-        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, fused=True)
-    lion: torch.optim.Optimizer = require("timm.optim", "train").Lion(
-        groups, lr=config.lr, betas=config.betas
-    )
-    return lion
+def build_optimizer(
+    model: nn.Module, config: OptimConfig, *, fused: bool = True
+) -> torch.optim.Optimizer:
+    """The optimizer of a config over `parameter_groups`. The loop sets the groups' rates."""
+    divided = any(isinstance(parameter, DTensor) for parameter in model.parameters())
+    # torch has no fused SGD for tensors that FSDP divides.
+    kind, settings = optimizer_class(config, fused=fused and not (divided and config.name == "sgd"))
+    return kind(parameter_groups(model, config), **settings)
 
 
-def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """What is trained, by weight decay and by `lr_scale`: multiples of the rate of the step.
+def optimizer_class(
+    config: OptimConfig, *, fused: bool = True
+) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+    """Which optimizer, and its settings beside those of its groups.
 
-    Biases, norms (one dimension), positions and special tokens are not decayed.
+    Args:
+        fused: update all weights in one kernel where there is one: SGD, Adam, AdamW.
 
     Raises:
-        ConfigError: layer decay without a ViT of joint attention, or a classifier's rate without a
-            classifier.
-    Source: no decay on 1-D parameters, Bag of Tricks, arXiv 1812.01187, §3.1.
+        MissingExtra: timm is not installed (lion, lamb, lars, muon).
     """
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
-    scales = _lr_scales(model, config)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            decayed = parameter.ndim > 1 and name.rpartition(".")[2] not in _EMBEDDINGS
-            groups.setdefault((scales[name], decayed), []).append(parameter)
-    return [
-        {
-            "params": groups[scale, decayed],
-            "weight_decay": config.weight_decay if decayed else 0.0,
-            "lr_scale": scale,
-        }
-        for scale, decayed in sorted(groups, reverse=True)
-    ]
-
-
-def _lr_scales(model: nn.Module, config: OptimConfig) -> dict[str, float]:
-    """By what each parameter's rate is multiplied."""
-    scales = {name: 1.0 for name, _ in model.named_parameters()}
-    if config.layer_decay != 1:
-        if not isinstance(model, JointModel):
-            raise ConfigError(
-                f"--optim.layer-decay {config.layer_decay} is for fine-tuning a ViT with joint "
-                "attention: leave it at 1"
-            )
-        depth = len(model.backbone.blocks)
-        for name in scales:
-            scales[name] = config.layer_decay ** (depth + 1 - layer_of(name, depth))
-    if config.head_lr != 1:
-        heads = tuple(f"backbone.{head}." for head in classifiers(image_network(model)))
-        found = [name for name in scales if heads and name.startswith(heads)]
-        if not found:
-            raise ConfigError(
-                f"--optim.head-lr {config.head_lr}: this network has no classifier; leave it at 1"
-            )
-        for name in found:
-            scales[name] *= config.head_lr
-    return scales
-
-
-def layer_of(name: str, depth: int) -> int:
-    """Which layer of a `JointModel` with `depth` blocks a parameter belongs to.
-
-    0 before the blocks, i + 1 for block i, depth + 1 after them (norm and classifier).
-    """
-    first, _, rest = name.removeprefix("backbone.").partition(".")
-    if first == "blocks":
-        return int(rest.partition(".")[0]) + 1
-    return 0 if first in _BEFORE_BLOCKS else depth + 1
+    # None leaves the choice of kernels to torch; False would take the slowest.
+    one_kernel = {"lr": config.lr, "fused": True if fused else None}
+    match config.name:
+        case "sgd":
+            return torch.optim.SGD, {"momentum": config.momentum, **one_kernel}
+        case "adam":
+            return torch.optim.Adam, {"betas": config.betas, **one_kernel}
+        case "adamw":
+            return torch.optim.AdamW, {"betas": config.betas, **one_kernel}
+    timm = require("timm.optim", "train")
+    settings: dict[str, Any] = {"lr": config.lr}
+    if config.name in ("lars", "muon"):
+        settings["momentum"] = config.momentum
+    if config.name in ("lion", "lamb", "muon"):
+        settings["betas"] = config.betas
+    if config.name == "lamb":
+        settings["max_grad_norm"] = None  # gradients are clipped before, over all ranks' parameters
+    if config.name == "muon":
+        # See Note [Muon and AdamW] in groups.py; five Newton-Schulz steps as published.
+        settings |= {"ns_coefficients": "original", "adjust_lr_fn": "match_rms_adamw"}
+    kinds = {"lion": timm.Lion, "lamb": timm.Lamb, "lars": timm.Lars, "muon": timm.Muon}
+    return kinds[config.name], settings

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from matinee.errors import ConfigError
@@ -15,7 +16,8 @@ class OptimConfig:
     name: Literal["sgd", "adam", "adamw", "lion", "lamb", "lars", "muon"] = "sgd"
     """adam: decay through the gradient (arXiv 1412.6980); adamw: apart from it (1711.05101); lion:
     2302.06675; lamb, lars: rates by layer for large batches (1904.00962, 1708.03888); muon:
-    orthogonal steps of matrices (2502.16982), AdamW for the rest."""
+    orthogonal steps of hidden matrices, as long as AdamW's and so with AdamW's rate and decay
+    (2502.16982), AdamW for the rest."""
     lr: float = 0.01
     """Peak learning rate."""
     base_batch: int | None = None
@@ -34,18 +36,23 @@ class OptimConfig:
     """Linear from 0 to lr."""
     schedule: Literal["cosine", "step", "one-cycle", "constant"] = "cosine"
     """cosine: down to min_lr at the end; step: divided by 10 at each of `drops`; one-cycle: up for
-    `rise` of the epochs and down for the rest, with momentum (or the first beta) falling and rising
-    against it (arXiv 1708.07120)."""
+    `rise` of the epochs from lr / 25 and down for the rest, with momentum (or the first beta)
+    falling to `base_momentum` and rising against it (arXiv 1708.07120)."""
     min_lr: float = 0.0
     """Of cosine and one-cycle, at the end."""
     rise: float = 0.3
     """Of one-cycle: which part of all epochs the rate rises, instead of a warm-up."""
+    base_momentum: float = 0.85
+    """Of one-cycle: the momentum (or first beta) at the peak of the rate, where large steps need
+    less of it (arXiv 1803.09820, §4.3)."""
     drops: tuple[float, ...] = (0.4, 0.8)
     """Of step, as parts of the epochs (TSM: 20 and 40 of 50)."""
     momentum: float = 0.9
-    """Of SGD (Nesterov off, as in TSM)."""
+    """Of SGD and LARS (Nesterov off, as in TSM), and of Muon's matrices (Nesterov; 0.95 in
+    arXiv 2502.16982)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW and Lion: how slowly the means of gradients change."""
+    """Of Adam, AdamW, LAMB, Lion, and of AdamW beside Muon: how slowly the means of gradients and
+    of their squares change."""
     weight_decay: float = 1e-4
     """Not on biases, norms, positions and special tokens."""
     layer_decay: float = 1.0
@@ -65,6 +72,12 @@ class OptimConfig:
     (arXiv 1812.06162, appendix A); needs several micro-batches a step."""
 
     def __post_init__(self) -> None:
+        for setting in fields(self):
+            value = getattr(self, setting.name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, float) and not math.isfinite(number):
+                    flag = f"--optim.{setting.name.replace('_', '-')}"
+                    raise ConfigError(f"{flag} {number}: must be a finite number")
         checks = [
             (self.lr > 0, f"--optim.lr {self.lr}: must be positive"),
             (
@@ -89,7 +102,20 @@ class OptimConfig:
             ),
             (self.weight_decay >= 0, f"--optim.weight-decay {self.weight_decay}: 0 or more"),
             (0 <= self.momentum < 1, f"--optim.momentum {self.momentum}: in [0, 1)"),
-            (all(0 <= b < 1 for b in self.betas), f"--optim.betas {self.betas}: in [0, 1)"),
+            (
+                len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+                f"--optim.betas {self.betas}: two numbers in [0, 1)",
+            ),
+            (
+                0 <= self.base_momentum < 1,
+                f"--optim.base-momentum {self.base_momentum}: in [0, 1)",
+            ),
+            (
+                self.schedule != "one-cycle" or self.base_momentum <= self.usual_momentum,
+                f"--optim.base-momentum {self.base_momentum}: at most the momentum (or first beta) "
+                f"{self.usual_momentum} of {self.name}, which one-cycle falls from: lower it, or "
+                "raise --optim.momentum (--optim.betas)",
+            ),
             (0 < self.layer_decay <= 1, f"--optim.layer-decay {self.layer_decay}: in (0, 1]"),
             (self.head_lr > 0, f"--optim.head-lr {self.head_lr}: must be positive"),
             (
@@ -106,3 +132,8 @@ class OptimConfig:
         for holds, message in checks:
             if not holds:
                 raise ConfigError(message)
+
+    @property
+    def usual_momentum(self) -> float:
+        """What one-cycle's momentum begins and ends with: `momentum`, or the first of `betas`."""
+        return self.momentum if self.name in ("sgd", "lars", "muon") else self.betas[0]

@@ -2,56 +2,145 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from matinee.data.epochs import EpochLoader
+from matinee.training.optim.ema import Ema
+from matinee.training.optim.noise import NoiseScale
+from matinee.training.parallel.ranks import Ranks
+from matinee.training.parallel.whole import like, whole
 
 
 @dataclass
 class TrainState:
-    """The whole state of a run, saved at the boundary between two steps.
+    """The whole state of a run on its ranks, saved at the boundary between two steps.
 
-    `step` steps are done; `validated` epochs have been validated; `loss` and `sums` (of the task)
-    are over the `clips` since the last log line. `first_bad` is the first step (from 0) whose loss
-    or gradient was not finite, -1 as long as there is none, on the device so that no step waits for
-    it; `recent` holds the samples of the steps since it was last looked at.
-    Randomness needs no state: it derives from the seed and the step.
+    `step` steps are done, `skipped` of them without an update (fp16 overflows); `validated` epochs
+    have been validated; `loss` and `sums` (of the task) are this rank's over the `clips` (of all
+    ranks) since the last log line. `best` is the best validation so far: (its step, its value).
+    `first_bad` is the first step (from 0) whose loss or gradient was not finite, -1 as long as
+    there is none, on the device so that no step waits for it; `recent` holds the samples of the
+    steps since it was last looked at. Randomness needs no state: it derives from the seed and the
+    step.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
     loader: EpochLoader
+    ema: Ema | None = None
+    noise: NoiseScale | None = None
     step: int = 0
+    skipped: int = 0
     validated: int = 0
-    loss: torch.Tensor | None = None
-    sums: dict[str, torch.Tensor] = field(default_factory=dict)
+    best: tuple[int, float] | None = None
+    loss: Tensor | None = None
+    sums: dict[str, Tensor] = field(default_factory=dict)
     clips: int = 0
     masked: int = 0
-    first_bad: torch.Tensor | None = None
+    first_bad: Tensor | None = None
     recent: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def state_dict(self) -> dict[str, Any]:
+    @property
+    def updates(self) -> int:
+        """Steps that moved the weights; the schedule and the averages count these."""
+        return self.step - self.skipped
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Within, the model has the averaged weights, if there are any."""
+        return nullcontext() if self.ema is None else self.ema.applied(self.model)
+
+    def note_bad(self, value: Tensor) -> None:
+        """Remember on the device that the step at hand was the first whose value is not finite."""
+        before = self.first_bad
+        if before is None:
+            before = torch.full((), -1, dtype=torch.int64, device=value.device)
+        is_first = ~torch.isfinite(value) & (before < 0)
+        self.first_bad = torch.where(is_first, self.step, before)
+
+    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
+        """Whole tensors, the same whatever the ranks; a collective. Only rank 0's is of use."""
+        loss, sums = self.total(ranks)
         return {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "model": whole(self.model.state_dict()),
+            "optimizer": self._optimizer_state(ranks),
+            "scaler": self.scaler.state_dict(),
+            "ema": None
+            if self.ema is None
+            else {"updates": self.updates, "weights": whole(self.ema.state_dict())},
+            "noise": None if self.noise is None else self.noise.state_dict(),
             "loader": self.loader.state_dict(),
             "step": self.step,
+            "skipped": self.skipped,
             "validated": self.validated,
-            "loss": self.loss,
-            "sums": self.sums,
+            "best": self.best,
+            "loss": loss,
+            "sums": sums,
             "clips": self.clips,
             "masked": self.masked,
         }
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def _optimizer_state(self, ranks: Ranks) -> dict[str, Any]:
+        if isinstance(self.optimizer, ZeroRedundancyOptimizer):
+            self.optimizer.consolidate_state_dict(to=0)
+            if not ranks.is_main:
+                return {}
+        state: dict[str, Any] = whole(self.optimizer.state_dict())
+        return state
+
+    def total(self, ranks: Ranks) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """`loss` and `sums` over all ranks; a collective."""
+        if self.loss is None or ranks.world == 1:
+            return self.loss, self.sums
+        names = sorted(self.sums)
+        values = torch.stack([self.loss.double(), *(self.sums[name].double() for name in names)])
+        loss, *sums = ranks.sum(values).unbind()
+        return loss, dict(zip(names, sums, strict=True))
+
+    def load_state_dict(self, state: dict[str, Any], ranks: Ranks) -> None:
+        """Go on from what any number of ranks saved; sums since the last log line go to rank 0.
+
+        Raises:
+            ConfigError: the data are not those it was trained on.
+        """
+        device = ranks.device
+        own = self.model.state_dict()
+        self.model.load_state_dict(
+            {name: like(v, own[name]) if name in own else v for name, v in state["model"].items()}
+        )
+        self.optimizer.load_state_dict(self._divided(state["optimizer"]))
+        if self.scaler.is_enabled() and state["scaler"]:
+            self.scaler.load_state_dict(state["scaler"])
+        if self.ema is not None:
+            self.ema.load_state_dict(state["ema"]["weights"])
+        if self.noise is not None:
+            self.noise.load_state_dict(state["noise"], device)
         self.loader.load_state_dict(state["loader"])
-        self.step, self.validated = state["step"], state["validated"]
+        self.step, self.skipped = state["step"], state["skipped"]
+        self.validated, self.best = state["validated"], state["best"]
         self.clips, self.masked = state["clips"], state["masked"]
-        self.sums = {name: value.to(device) for name, value in state["sums"].items()}
-        self.loss = None if state["loss"] is None else state["loss"].to(device)
+        self.loss, self.sums = None, {}
+        if state["loss"] is not None:
+            keep = 1.0 if ranks.is_main else 0.0
+            self.loss = state["loss"].to(device) * keep
+            self.sums = {name: value.to(device) * keep for name, value in state["sums"].items()}
+
+    def _divided(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """An optimizer's saved state with moments divided as their parameters are."""
+        owners = [p for group in self.optimizer.param_groups for p in group["params"]]
+        return {
+            **saved,
+            "state": {
+                number: {
+                    name: like(value, owners[number]) if isinstance(value, Tensor) else value
+                    for name, value in entry.items()
+                }
+                for number, entry in saved["state"].items()
+            },
+        }

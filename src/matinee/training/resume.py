@@ -1,0 +1,82 @@
+"""Going on with a run: what must be the same, and what may change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from matinee.errors import ConfigError
+from matinee.pack.open import DataSet
+from matinee.training.config import TrainConfig
+from matinee.training.parallel.ranks import Ranks
+from matinee.training.setup import Setup
+from matinee.training.state.runfolder import RunFolder
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint's content, the epoch (from 0) that its loader stands in, and what to say."""
+
+    content: dict[str, Any]
+    notes: tuple[str, ...]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.content["state"]
+        return state
+
+    @property
+    def epoch(self) -> int:
+        return int(self.state["loader"]["epoch"])
+
+
+def find_state(folder: RunFolder, config: TrainConfig, pack: DataSet, ranks: Ranks) -> Found | None:
+    """The checkpoint to go on from; None if the run was stopped before its first save.
+
+    The number of ranks, `accumulate` and what makes a run fast may be others than before.
+
+    Raises:
+        ConfigError: other settings, or another pack.
+        MatineeError: no checkpoint can be read.
+    """
+    check_settings(folder, config)
+    if folder.checkpoint_step() is None:
+        return None
+    content, notes = folder.checkpoints.load()
+    if content.get("source_digest") != pack.meta.get("source_digest"):
+        raise ConfigError(
+            f"{folder.path} was trained on another pack than {pack.path} (other videos, samples or "
+            "encoding): resume with that, or start anew with another --out"
+        )
+    return Found(content, tuple(notes))
+
+
+def check_settings(folder: RunFolder, config: TrainConfig) -> None:
+    """Refuse to go on with settings that would make it another run."""
+    saved = folder.config()
+    ours = replace(config, optim=replace(config.optim, accumulate=1))
+    theirs = replace(saved, optim=replace(saved.optim, accumulate=1))
+    for section in ("model", "task", "clip", "optim"):
+        if getattr(theirs, section) != getattr(ours, section):
+            raise ConfigError(
+                f"{folder.path} was started with other settings in section {section!r}: resume "
+                "with the same, or start anew with another --out"
+            )
+    for section, names in (
+        ("data", ("train_split", "val_split", "repeats", "crops")),
+        ("speed", ("stages",)),
+        ("run", ("seed",)),
+    ):
+        for name in names:
+            before = getattr(getattr(theirs, section), name)
+            if before != getattr(getattr(ours, section), name):
+                raise ConfigError(
+                    f"{folder.path} was started with {section}.{name} {before!r}: resume with the "
+                    "same, or start anew with another --out"
+                )
+
+
+def check_vocabulary(found: Found, setup: Setup, folder: RunFolder) -> None:
+    """Refuse a pack with other classes."""
+    if found.content["vocabulary"] != setup.vocabulary.to_dict():
+        raise ConfigError(f"{folder.path} was trained on other classes than this pack has")

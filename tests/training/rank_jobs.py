@@ -1,0 +1,65 @@
+"""What each rank of a test runs: a list of trainings, one after the other, from a JSON file.
+
+A job: config (of `TrainConfig.to_dict`), resume, stop_at (a step after which rank 1 gets SIGTERM,
+rank 0 if it is alone), double (weights and clips in float64), samples (a folder for what each rank
+read, a line a step).
+"""
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from matinee.data.loader import ClipLoader
+from matinee.training import session, setup
+from matinee.training.config import TrainConfig
+from matinee.training.loop import train
+
+RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def run(job: dict) -> dict:
+    """One training; what `train` returned."""
+    undo = [(session.Session, "done", session.Session.done)]
+    original = session.Session.done
+
+    def done(self, stepped, clips):
+        original(self, stepped, clips)
+        if job.get("samples"):
+            file = Path(job["samples"]) / f"{WORLD}-{RANK}.txt"
+            with file.open("a") as out:
+                out.write(json.dumps(stepped.samples) + "\n")
+        if self.state.step == job.get("stop_at") and min(1, WORLD - 1) == RANK:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    session.Session.done = done
+    if job.get("double"):
+        place, following = setup.place, ClipLoader._next
+        undo += [(setup, "place", place), (ClipLoader, "_next", following)]
+
+        def place_double(task, device, **more):
+            place(task, device, **more)
+            task.double()
+
+        def next_double(self):
+            batch = following(self)
+            return replace(batch, video=batch.video.double())
+
+        setup.place, ClipLoader._next = place_double, next_double
+    try:
+        config = TrainConfig.from_json(json.dumps(job["config"]))
+        result = train(config, resume=job.get("resume", False))
+    finally:
+        for owner, name, value in undo:
+            setattr(owner, name, value)
+    return {"steps": result.steps, "stopped": result.stopped, "val": result.val}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for one in json.loads(Path(sys.argv[1]).read_text()):
+        run(one)
