@@ -1,8 +1,10 @@
 """Copies that nobody waits for: a slot is not written again before it has been read."""
 
+import contextlib
 import gc
 import logging
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 
 import matinee.data.loader
 from matinee.data import transfer
+from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.data.loader import ClipLoader
 from matinee.errors import ClipError
@@ -116,11 +119,13 @@ def slow(monkeypatch, **settings) -> SlowDevice:
     return device
 
 
-@pytest.mark.parametrize("mode", ["threads", "processes"])
-@pytest.mark.parametrize("patience", [0, 1, 4, 1000])
+@pytest.mark.parametrize(
+    ("mode", "patience"),
+    [("threads", 0), ("threads", 1), ("threads", 4), ("threads", 1000), ("processes", 4)],
+)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_slot_is_not_written_before_the_device_has_read_it(
-    clips_pack, reference, monkeypatch, ahead, patience, mode
+    clips_pack, reference, monkeypatch, ahead, mode, patience
 ):
     """However late copies finish: what arrives is what was decoded for that batch."""
     device = slow(monkeypatch, ahead=ahead, patience=patience)
@@ -210,6 +215,14 @@ def test_the_settings_of_a_gpu_change_nothing_on_the_host(clips_pack, reference,
         assert len(loader._backend.memory) == 2  # no spare slot
 
 
+def test_a_batch_that_was_handed_out_is_not_kept(clips_pack):
+    """Its memory is the training step's; here the last of an evaluation, after which no slot is
+    asked for."""
+    with make(clips_pack, split="val", views=(1, 1), batch_size=6) as loader:
+        kept = weakref.ref(loader._next())
+        assert kept() is None
+
+
 def test_what_is_sent_is_measured_where_spans_are_wanted(clips_pack):
     with make(clips_pack) as loader:
         batches(loader, 1)
@@ -270,6 +283,55 @@ def test_a_driver_that_refuses_is_reported_once_and_copies_go_on(locked, monkeyp
             pageable.close()
     (record,) = caplog.records
     assert record.message.endswith("out of memory (2)") and "pageable" in record.message
+
+
+class FakeStream:
+    """Notes what is asked of it in `diary`."""
+
+    def __init__(self, name: str, diary: list[str]) -> None:
+        self.name, self.diary, self.reached = name, diary, False
+
+    def record_event(self):
+        self.diary.append(f"event on {self.name}")
+        return self
+
+    def wait_event(self, event) -> None:
+        self.diary.append(f"{self.name} waits for {event.name}")
+
+    def query(self) -> bool:
+        return self.reached
+
+
+@pytest.mark.parametrize("side_stream", [True, False])
+def test_the_step_waits_for_the_copy_and_the_slot_for_its_event(monkeypatch, side_stream):
+    """The order of calls, by streams that only keep a diary."""
+    diary: list[str] = []
+    streams = [FakeStream("step", diary)]
+
+    @contextlib.contextmanager
+    def within(stream):
+        streams.append(stream)
+        yield
+        streams.pop()
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream("side", diary))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: streams[-1])
+    monkeypatch.setattr(torch.cuda, "stream", within)
+    gpu = transfer.make_transfer(torch.device("cuda"), pinned=True, side_stream=side_stream)
+    batch = Batch(*[torch.zeros(1)] * 4, ("a",), 1, ("",), torch.zeros(1))
+
+    def make_batch():
+        diary.append(f"copy on {streams[-1].name}")
+        return batch
+
+    sent = gpu.begin(make_batch)
+    own = "side" if side_stream else "step"
+    assert gpu.ahead == side_stream and diary == [f"copy on {own}", f"event on {own}"]
+    assert not sent.done()
+    assert sent.hand_out() is batch and diary[-1] == f"step waits for {own}"
+    assert not sent.done()  # handing out did not wait
+    sent._event.reached = True
+    assert sent.done()
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,14 @@ from PIL import Image
 
 import matinee.media.decode
 from matinee.data.clips import ClipSpec, plan_training_clip
+from matinee.data.decode_job import ClipJob, DecodeJob
 from matinee.data.device import after, color_change, to_video, ycbcr_to_rgb
 from matinee.data.image_loader import ImageLoader
 from matinee.data.loader import ClipLoader
 from matinee.data.mix import take_turns
 from matinee.data.random import generator
 from matinee.errors import ConfigError
+from matinee.media.decode import Box, frame_bytes
 from matinee.pack.image_writer import write_images
 from matinee.pack.images import ImageSet
 from matinee.pack.reader import Pack
@@ -176,27 +178,46 @@ def test_two_clips_take_turns_and_a_last_one_stays():
     assert take_turns(items, 1).tolist() == items.tolist()
 
 
-def test_a_damaged_clip_masks_all_its_crops(clips_pack, tmp_path):
-    """And no other; the mask is where the sample is."""
+@pytest.fixture
+def damaged_pack(clips_pack, tmp_path):
+    """A copy of the pack with one video's bytes overwritten, and the row of that sample."""
     path = tmp_path / "damaged.pack"
     shutil.copytree(clips_pack, path)
     pack = Pack(path)
-    info = pack.info(int(pack.select("train")[4]))
-    chunk = pack.locate(info.video, [0])[0].chunk
+    index = int(pack.select("train")[4])
+    chunk = pack.locate(pack.info(index).video, [0])[0].chunk
     with Path(chunk.file).open("r+b") as file:
         file.seek(chunk.offset + 48)
         file.write(np.random.default_rng(0).bytes(chunk.size - 1200))
+    return path, index
+
+
+def test_a_damaged_clip_masks_all_its_crops(clips_pack, damaged_pack):
+    """And no other; the mask is where the sample is."""
+    path, index = damaged_pack
     settings = {"batch_size": 36, "crops": 3, "repeats": 1}
     with make(path, on_error="mask", **settings) as loader:
         (batch,) = list(loader)
-        assert [error.sample for error in loader.failed] == [info.id] * 3
-    assert batch.valid.tolist() == [name != info.id for name in batch.samples]
+        assert [error.sample for error in loader.failed] == [Pack(path).info(index).id] * 3
+    assert torch.equal(batch.valid, batch.index != index)
     assert batch.num_valid == 33
     with make(clips_pack, **settings) as loader:
         (sound,) = list(loader)
     assert torch.equal(batch.video[batch.valid], sound.video[batch.valid])
-    black = batch.video[~batch.valid].flatten(2)  # zeroed I420 of any colour change: one value
-    assert torch.equal(black, black[..., :1].expand_as(black))
+
+
+def test_rows_of_a_damaged_clip_hold_nothing_of_what_was_there(damaged_pack):
+    """All of them are zeroed, and those of others left alone."""
+    path, index = damaged_pack
+    pack = Pack(path)
+    info = pack.info(index)
+    memory = np.full((1, 4, 2, frame_bytes((32, 32))), 255, np.uint8)
+    box = Box(0, 0, info.width, info.height)
+    parts = pack.locate(info.video, [info.first_frame, info.first_frame + 4])
+    decode = DecodeJob(pack.formats, memory, memory.shape)
+    assert "damaged" in decode(ClipJob(0, parts, ((0, box), (3, box)), (32, 32)))
+    assert memory.reshape(4, -1).max(axis=1).tolist() == [0, 255, 255, 0]
+    assert memory.reshape(4, -1).min(axis=1).tolist() == [0, 255, 255, 0]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def table() -> SampleTable:
             "one": [None if row == 9 else names[row % 3] for row in range(ROWS)],
             "verb": [verb for verb, _ in pairs],
             "noun": [None if row == 2 else noun for row, (_, noun) in enumerate(pairs)],
-            "text": [f"{row % 5} is said\nand also {row}" for row in range(ROWS)],
+            "text": [f"and also {row}\n{row % 5} is said" for row in range(ROWS)],
         }
     )
     return pack

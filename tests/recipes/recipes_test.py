@@ -109,12 +109,12 @@ def field(config, path):
     """A field by its dotted name; "peak" and "last" are rates that the loop really gives, "drops"
     the epochs where it falls to a tenth, "parts" the clips of one pass."""
     optim = config.optim
-    rates = [learning_rate(optim, step, 1) for step in range(optim.epochs)]
+    rates = [learning_rate(optim, step, 1, optim.batch_size) for step in range(optim.epochs)]
     match path:
         case "peak":
             return max(rates)
         case "last":
-            return learning_rate(optim, 10_000 * optim.epochs - 1, 10_000)
+            return learning_rate(optim, optim.epochs - 1e-4, 10_000, optim.batch_size)
         case "drops":
             return [i for i in range(1, len(rates)) if rates[i] < 0.2 * rates[i - 1]]
         case "parts":

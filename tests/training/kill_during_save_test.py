@@ -21,25 +21,13 @@ from matinee.training.state.runfolder import RunFolder
 SIZES = [1_500_001, 500_003, 17]  # of a training's tensors, in numbers: 8 MB
 SMALL = [1_003, 19]
 
-NURSERY = (
-    f"""
-SIZES = {SIZES + SMALL}
-"""
-    + """
+NURSERY = """
 import json, os, signal, sys, threading, torch
 from pathlib import Path
 from matinee.training.state.runfolder import RunFolder
 
 torch.set_num_threads(1)
-STARTS = {n: torch.arange(n) % 1009 for n in SIZES}
-model = {}
 EVENTS = {"open", "os.rename", "os.remove", "os.symlink"}
-
-
-def state(step, sizes):
-    for n in sizes:
-        torch.add(STARTS[n], step, out=model.setdefault(str(n), torch.empty(n)))
-    return {"state": {"step": step, "model": model}, "vocabulary": {}}
 
 
 def train(folder, sizes, steps, wait, flush, fatal):
@@ -51,6 +39,8 @@ def train(folder, sizes, steps, wait, flush, fatal):
     '''
     if not flush:
         os.fsync = lambda handle: None
+    model = {str(n): torch.empty(n) for n in sizes}
+    starts = {str(n): torch.arange(n) % 1009 for n in sizes}
     run = RunFolder(folder, keep=1)
     run.checkpoints.begin(0)
     done = os.open(folder + "/done", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -66,10 +56,13 @@ def train(folder, sizes, steps, wait, flush, fatal):
 
     sys.addaudithook(watch)
     for step in range(1, steps + 1):
+        for n in model:
+            torch.add(starts[n], step, out=model[n])
+        state = {"state": {"step": step, "model": model}, "vocabulary": {}}
         run.log(kind="train", step=step, loss=float(step))
         if step == steps:
             left[0] = fatal
-        run.checkpoints.save(state(step, sizes), step, best=step % 2 == 1, wait=wait)
+        run.checkpoints.save(state, step, best=step % 2 == 1, wait=wait)
         if wait:
             tell(step)
         elif step > 1:
@@ -82,12 +75,14 @@ for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
     if not child:
-        train(**order)
-        os._exit(0)
+        try:
+            train(**order)
+            os._exit(0)
+        finally:
+            os._exit(1)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-)
 
 
 class Nursery:
@@ -95,14 +90,17 @@ class Nursery:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-c", NURSERY],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # what `select` sees is then all there is
+            start_new_session=True,
         )
 
     def start(self, folder: Path, sizes: list[int], *, wait=True, flush=False, **more) -> int:
         folder.mkdir()
         order = {"folder": str(folder), "sizes": sizes, "wait": wait, "flush": flush, **more}
         self.process.stdin.write(json.dumps(order).encode() + b"\n")
-        self.process.stdin.flush()
         return self._number()
 
     def end(self) -> int:
@@ -119,7 +117,7 @@ class Nursery:
 def nursery():
     held = Nursery()
     yield held
-    held.process.kill()
+    os.killpg(held.process.pid, signal.SIGKILL)  # and a training that a failed test left
     held.process.communicate()
 
 

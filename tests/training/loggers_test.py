@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import struct
 import sys
@@ -11,10 +13,16 @@ import time
 
 import pytest
 
+from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError, MissingExtra
+from matinee.models.config import ModelConfig
+from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from matinee.training.loop import train
 from matinee.training.show import loggers
 from matinee.training.show.loggers import check_loggers, open_loggers, scalars
+from matinee.training.show.progress import Silent
 from matinee.training.show.trackers import TRACKERS, flat
+from matinee.training.state.runfolder import RunFolder
 
 CONFIG = {"optim": {"lr": 0.1, "betas": [0.9, 0.95]}, "run": {"seed": 3, "out": "runs/one"}}
 
@@ -91,6 +99,39 @@ def read_events(folder, rows, resume_step=None):
         found[name] = {event.step: event.value for event in events.Scalars(name)}
         assert len(found[name]) == len(events.Scalars(name))
     return found
+
+
+def test_training_tells_tensorboard_what_it_writes_down(clips_pack, tmp_path):
+    """Stopped in the second epoch and resumed: its curves are metrics.jsonl's, point for point."""
+    reading = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="extra [tensorboard]"
+    )
+    config = TrainConfig(
+        data=DataConfig(path=str(clips_pack), workers=1, mode="threads"),
+        run=RunConfig(
+            out=str(tmp_path / "run"), log_every=1, device="cpu", loggers=("tensorboard",)
+        ),
+        model=ModelConfig(backbone="test_resnet", dropout=0.0),
+        clip=ClipSpec(frames=2, size=32),
+        optim=OptimConfig(lr=0.01, batch_size=4, epochs=3),
+    )
+
+    class StopInTheMiddle(Silent):
+        def step(self, step):
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    assert train(config, progress=StopInTheMiddle()).stopped == "SIGTERM"
+    train(config, resume=True)
+    events = reading.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    rows = RunFolder(tmp_path / "run").rows()
+    for kind, metric in (("train", "loss"), ("train", "lr"), ("val", "top1")):
+        drawn = [(event.step, event.value) for event in events.Scalars(f"{kind}/{metric}")]
+        assert drawn == [
+            (row["step"], pytest.approx(row[metric], rel=1e-6))
+            for row in rows if row["kind"] == kind
+        ]  # fmt: skip
+        assert len(drawn) >= 3
 
 
 def test_wandb_goes_on_with_the_same_run(tmp_path, monkeypatch):
@@ -254,15 +295,24 @@ def test_training_does_not_wait_for_a_slow_logger(tracker, tmp_path):
 
 
 def test_a_logger_that_hangs_is_left_behind(tracker, tmp_path, monkeypatch):
+    """At the end, or with too many rows waiting; that it fails later on is not worth a word."""
     monkeypatch.setattr(loggers, "_SECONDS_TO_END", 0.05)
     monkeypatch.setattr(loggers, "_ROWS_WAITING", 3)
-    never = threading.Event()
-    tracker("stuck", log=lambda self, values, step: never.wait(60))
-    said = write(tmp_path, ["stuck"], [train_row(10)])
-    assert said == ["stuck failed, training goes on without it (not all is written after 0 s)"]
-    said = write(tmp_path, ["stuck"], [train_row(step) for step in range(1, 20)])
-    assert said == ["stuck failed, training goes on without it (3 rows wait to be sent)"]
-    never.set()
+    go = threading.Event()
+
+    def hang(self, values, step):
+        go.wait(60)
+        raise TimeoutError
+
+    tracker("stuck", log=hang)
+    ended = write(tmp_path, ["stuck"], [train_row(10)])
+    flooded = write(tmp_path, ["stuck"], [train_row(step) for step in range(1, 20)])
+    go.set()
+    for thread in threading.enumerate():
+        if thread.name == "logger-stuck":
+            thread.join(60)
+    assert ended == ["stuck failed, training goes on without it (not all is written after 0 s)"]
+    assert flooded == ["stuck failed, training goes on without it (3 rows wait to be sent)"]
 
 
 def test_rows_a_tracker_has_are_not_sent_again(tracker, tmp_path):

@@ -1,8 +1,8 @@
 """What each rank of a test runs: a list of trainings, one after the other, from a JSON file.
 
 A job: config (of `TrainConfig.to_dict`), resume, stop_at (a step after which rank 1 gets SIGTERM,
-rank 0 if it is alone), double (weights and clips in float64), samples (a folder for what each rank
-read, a line a step).
+rank 0 if it is alone), kill_at (a step after which the last rank is killed, once), double (weights and clips in float64), samples (a folder for what each rank
+read, a line a step), powersgd_start (the step it begins with).
 """
 
 import json
@@ -18,6 +18,7 @@ from matinee.data.loader import ClipLoader
 from matinee.training import session, setup
 from matinee.training.config import TrainConfig
 from matinee.training.loop import train
+from matinee.training.parallel import hooks
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -35,8 +36,14 @@ def run(job: dict) -> dict:
                 out.write(json.dumps(stepped.samples) + "\n")
         if self.state.step == job.get("stop_at") and min(1, WORLD - 1) == RANK:
             os.kill(os.getpid(), signal.SIGTERM)
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+        if self.state.step == job.get("kill_at") and RANK == WORLD - 1 and first:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     session.Session.done = done
+    if job.get("powersgd_start"):
+        undo.append((hooks, "POWERSGD_START", hooks.POWERSGD_START))
+        hooks.POWERSGD_START = job["powersgd_start"]
     if job.get("double"):
         place, following = setup.place, ClipLoader._next
         undo += [(setup, "place", place), (ClipLoader, "_next", following)]

@@ -42,6 +42,9 @@ TASKS = {
     "graded": (VIT, ContrastiveConfig(**PAIR, loss="max-margin", graded=True)),
     "masked": (MAE, MaskedConfig(decoder_depth=1, decoder_width=64, decoder_heads=2)),
 }
+BY_MICRO_BATCH = {
+    "statistics": (ModelConfig("test_resnet", dropout=0.3), ClassificationConfig(mixup=0.8)),
+}
 SPLITS = {1: {"large": 1, "parts": 4}, 2: {"ranks": 2}, 4: {"ranks": 1}}
 """By ranks: names, and in how many parts each rank passes its share."""
 
@@ -58,7 +61,7 @@ def actions(clips_pack, tmp_path_factory):
 
 
 def settings(pack, out, kind, parts, **more) -> TrainConfig:
-    model, task = TASKS[kind]
+    model, task = (TASKS | BY_MICRO_BATCH)[kind]
     return TrainConfig(
         data=DataConfig(path=str(pack), repeats=2, workers=1, mode="threads"),
         run=RunConfig(out=str(out), seed=7, log_every=1, device="cpu", eval_every=100),
@@ -94,7 +97,18 @@ def runs(actions, tmp_path_factory):
             samples.mkdir(exist_ok=True)
             config = settings(actions, out, kind, 4 // world, epochs=7)
             jobs.append({"config": config.to_dict(), "samples": str(samples)})
+        for name, simulated in {1: {"simulated": 4, "as one": None}, 4: {"real": None}}.get(
+            world, {}
+        ).items():
+            config = settings(actions, root / name, "statistics", 1)
+            config = replace(config, parallel=ParallelConfig(simulate_world=simulated))
+            jobs.append({"config": config.to_dict(), "double": True})
         if world == 2:
+            for hook in ("bf16", "fp16", "powersgd"):
+                config = settings(actions, root / hook, "classes", 2, epochs=7)
+                parallel = replace(config.parallel, hook=hook, bucket_mb=0.05)
+                config = replace(config, parallel=parallel)
+                jobs.append({"config": config.to_dict(), "powersgd_start": 6})
             out = root / "from 4 on 2"
             config = settings(actions, out, "classes", 2, epochs=7)
             last = {"config": config.to_dict(), "resume": True}
@@ -186,3 +200,30 @@ def test_divided_states_train_alike_and_load_in_one_process(runs, actions, strat
     assert ours.keys() == theirs.keys()
     for name, value in ours.items():
         torch.testing.assert_close(value, theirs[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_simulated_world_makes_the_updates_of_real_ranks(runs):
+    """With dropout and batch normalisation, whose running statistics alone differ: they moved once
+    for each micro-batch. One process with its own large batch is something else.
+    """
+    simulated, real, other = (train_rows(runs / name) for name in ("simulated", "real", "as one"))
+    assert [row["lr"] for row in simulated] == [row["lr"] for row in real]
+    losses = [[row["loss"] for row in rows] for rows in (simulated, real, other)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-9)
+    assert losses[0] != pytest.approx(losses[2], rel=1e-3)
+    ours, theirs = weights(runs / "simulated"), weights(runs / "real")
+    moved = {name for name in theirs if "running" in name or "num_batches" in name}
+    assert moved
+    for name in theirs.keys() - moved:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-9, atol=1e-12)
+    assert any(not torch.allclose(ours[n].double(), theirs[n].double()) for n in moved)
+
+
+@pytest.mark.parametrize(("hook", "limit"), [("bf16", 0.02), ("fp16", 0.003), ("powersgd", 0.2)])
+def test_compressed_gradients_train_almost_alike(runs, hook, limit):
+    """PowerSGD begins after six steps; until then nothing is compressed."""
+    found = [row["loss"] for row in train_rows(runs / hook)]
+    wanted = [row["loss"] for row in train_rows(runs / "long classes 2")]
+    assert found == pytest.approx(wanted, abs=limit) and found != wanted
+    if hook == "powersgd":
+        assert found[:6] == pytest.approx(wanted[:6], abs=1e-6)

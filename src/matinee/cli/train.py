@@ -22,6 +22,7 @@ from matinee.training.config import TrainConfig
 from matinee.training.loop import train
 from matinee.training.parallel.environment import RankEnvironment
 from matinee.training.parallel.launch import check_gpus, launch
+from matinee.training.parallel.slurm import SlurmJob, sbatch_script
 from matinee.training.show.terminal import show_on
 
 
@@ -60,17 +61,16 @@ def main(args: Sequence[str]) -> int:
         config=(tyro.conf.AvoidSubcommands,),  # the recipe chooses among kinds, flags their fields
     )  # fmt: skip
     if command.nodes > 1:
-        from matinee.training.parallel.slurm import script_of
-
-        print(script_of(list(args), nodes=command.nodes, gpus=command.gpus or 1), end="")
+        job = SlurmJob(nodes=command.nodes, gpus=command.gpus or 1)
+        print(sbatch_script(args[0], _without(args[1:], "--nodes", "--gpus"), job), end="")
         return 0
     ranks = RankEnvironment.read()
     if command.gpus is not None and ranks.launched_by != "torchrun":
         check_gpus(command.gpus, command.config.run.device)
         return launch(list(args), processes=command.gpus, max_restarts=command.max_restarts)
-    resume = {"never": False, "always": True, "auto": "auto"}[command.resume]
     result = train(
-        command.config, resume=resume, progress=show_on(Console(stderr=True), how=command.progress)
+        command.config, resume="auto" if command.resume == "auto" else command.resume == "always",
+        progress=show_on(Console(stderr=True), how=command.progress)
     )
     if result.stopped:
         if ranks.rank == 0:
@@ -87,6 +87,17 @@ def main(args: Sequence[str]) -> int:
     out.print(f"next: {_next(command.config)}   matinee report {shlex.quote(str(result.out))}")
     sys.stdout.flush()
     return 0
+
+
+def _without(args: Sequence[str], *flags: str) -> list[str]:
+    """Arguments without some flags and their values."""
+    kept: list[str] = []
+    skip = False
+    for arg in args:
+        if not skip and arg.partition("=")[0] not in flags:
+            kept.append(arg)
+        skip = arg in flags
+    return kept
 
 
 def _bare_resume(args: Sequence[str]) -> list[str]:

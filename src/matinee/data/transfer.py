@@ -38,7 +38,7 @@ class Sent(Protocol):
         """Until it is done."""
 
     def hand_out(self) -> Batch:
-        """The batch, for work on the current stream."""
+        """The batch, for work on the current stream; once, and then it is not kept here."""
 
 
 class Transfer(Protocol):
@@ -96,7 +96,7 @@ class _OnHost:
 
 class _Made:
     def __init__(self, batch: Batch) -> None:
-        self._batch = batch
+        self._batch: Batch | None = batch
 
     def done(self) -> bool:
         return True
@@ -105,7 +105,9 @@ class _Made:
         pass
 
     def hand_out(self) -> Batch:
-        return self._batch
+        batch, self._batch = self._batch, None
+        assert batch is not None
+        return batch
 
 
 class _ToCuda:
@@ -144,9 +146,10 @@ class _ToCuda:
         self._unpin = _nothing
 
 
-class _OnStream:
+class _OnStream(_Made):
     def __init__(self, batch: Batch, event: torch.cuda.Event, device: torch.device) -> None:
-        self._batch, self._event, self._device = batch, event, device
+        super().__init__(batch)
+        self._event, self._device = event, device
 
     def done(self) -> bool:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
@@ -155,14 +158,15 @@ class _OnStream:
         self._event.synchronize()
 
     def hand_out(self) -> Batch:
+        batch = super().hand_out()
         stream = torch.cuda.current_stream(self._device)
         stream.wait_event(self._event)
-        for value in vars(self._batch).values():
+        for value in vars(batch).values():
             if isinstance(value, Tensor) and value.is_cuda:
                 # Its memory belongs to the side stream, which may not take it back while the
                 # current one still works with it.
                 value.record_stream(stream)
-        return self._batch
+        return batch
 
 
 def _nothing() -> None:

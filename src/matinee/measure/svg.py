@@ -27,7 +27,7 @@ class Scale:
             return (self.names.index(value) + 0.5) / len(self.names)
         if self.log:
             return math.log(value / self.low) / math.log(self.high / self.low)
-        return (value - self.low) / (self.high - self.low)
+        return float((value - self.low) / (self.high - self.low))
 
     def ticks(self, most: int = 5) -> list[tuple[float, str]]:
         """Places and what to write there."""
@@ -133,7 +133,7 @@ class Chart:
         right, bottom = self._left + self._width, self._top + self._height
         for part, said in self.y.ticks():
             down = self._down(part)
-            self.put(f'<path class="grid" d="M{self._left:g} {down:.1f}H{right:g}"></path>')
+            self.put(f'<path class="rule" d="M{self._left:g} {down:.1f}H{right:g}"></path>')
             self.put(label(self._left - 7, down + 4, said, anchor="end"))
         self.put(f'<path class="axis" d="M{self._left:g} {bottom:g}H{right:g}"></path>')
         for part, said in self.x.ticks(x_ticks):

@@ -13,6 +13,7 @@ Source: arXiv 1604.06174.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -69,7 +70,7 @@ def _blocks(network: nn.Module) -> list[nn.Module]:
 
 def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Instead of the block's own forward."""
-    forward = MethodType(type(block).forward, block)
+    forward = partial(type(block).forward, block)
     if not (block.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
     if torch.compiler.is_compiling():

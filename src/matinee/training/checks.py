@@ -14,14 +14,17 @@ from matinee.training.state.train_state import TrainState
 def check_finite(state: TrainState, ranks: Ranks, folder: RunFolder) -> None:
     """Stop if a loss or gradient was not finite, naming the step (from 1) and its clips.
 
-    A collective: gradients are the same on all ranks, and so is the answer.
+    A collective; a loss can be bad on one rank alone.
     """
-    step = -1 if state.first_bad is None else int(state.first_bad)
-    # A rank's loss can be bad without the gradient being: then others have not noticed.
-    first = [s for s in ranks.everyone(step) if s >= 0] if ranks.world > 1 else [step]
-    if any(s >= 0 for s in first):
-        step = min(s for s in first if s >= 0)
-        samples = [name for own in ranks.everyone(state.recent.get(step, ())) for name in own]
+    if not state.recent:
+        return
+    steps = list(state.recent)
+    finite = torch.stack([value for value, _ in state.recent.values()]).isfinite()
+    first = len(steps) if finite.all() else int(finite.int().argmin())
+    first = min(ranks.everyone(first))
+    if first < len(steps):
+        step = steps[first]
+        samples = [name for own in ranks.everyone(state.recent[step][1]) for name in own]
         more = f" and {len(samples) - 16} more" if len(samples) > 16 else ""
         raise MatineeError(
             f"the loss or its gradient is not finite in step {step + 1}, on samples "

@@ -67,7 +67,7 @@ def train(
             resume="auto" if ranks.restarted else resume,
         )  # fmt: skip
         with closing(session), say:
-            stopped, val = _loop(session)
+            stopped, val = run_loop(session)
             last = ranks.on_main(lambda: val or _last_val(session.folder))
     state = session.state
     return TrainResult(
@@ -76,7 +76,7 @@ def train(
     )  # fmt: skip
 
 
-def _loop(session: Session) -> tuple[str, dict[str, Any] | None]:
+def run_loop(session: Session) -> tuple[str, dict[str, Any] | None]:
     """To the last epoch, or until a rank gets a signal: its name, and the last validation."""
     config, state, timeline = session.config, session.state, session.timeline
     run, optim, runner, ranks = config.run, config.optim, session.runner, session.ranks

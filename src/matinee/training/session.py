@@ -74,13 +74,12 @@ class Session:
     def done(self, stepped: Stepped, clips: int) -> None:
         """Count a step, and add it to what the next log line sums up."""
         state = self.state
-        state.recent[state.step] = stepped.samples
         loss = stepped.loss if state.loss is None else state.loss + stepped.loss
         state.loss = loss
         for name, value in stepped.sums.items():
             state.sums[name] = state.sums[name] + value if name in state.sums else value
         bad = stepped.loss if self.precision == "fp16" else stepped.loss + stepped.norm
-        state.note_bad(bad)
+        state.recent[state.step] = (bad, stepped.samples)
         if state.ema is not None and not stepped.skipped:
             state.ema.update(state.model, state.updates)
         state.skipped += stepped.skipped

@@ -84,6 +84,10 @@ class StepRunner:
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=precision == "fp16")
         self.parameters = [p for p in task.parameters() if p.requires_grad]
         self._checked = ranks.world == 1
+        # torch.manual_seed seeds the same, but takes 0.6 ms where a GPU is not in use yet.
+        self._generators = [torch.default_generator]
+        if ranks.device.type == "cuda":
+            self._generators.append(torch.cuda.default_generators[ranks.device.index or 0])
 
     def __call__(
         self,
@@ -118,7 +122,9 @@ class StepRunner:
 
         def reseed(part: int) -> None:
             micro = part * self.ranks.world + self.ranks.rank
-            torch.manual_seed(integer_seed(self.seed, micro, number, "dropout"))
+            seed = integer_seed(self.seed, micro, number, "dropout")
+            for generator in self._generators:
+                generator.manual_seed(seed)
 
         small: list[Tensor] = []
         outcome = self.task.gradients(

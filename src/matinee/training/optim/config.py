@@ -15,7 +15,8 @@ class OptimConfig:
 
     name: Literal["sgd", "adam", "adamw", "lion", "lamb", "lars", "muon"] = "sgd"
     """adam: decay through the gradient (arXiv 1412.6980); adamw: apart from it (1711.05101); lion:
-    2302.06675; lamb, lars: rates by layer for large batches (1904.00962, 1708.03888); muon:
+    2302.06675; lamb, lars: rates by layer for large batches (1904.00962; 1708.03888 with its trust
+    coefficient of 0.001, so that lr is rather 1 to 30); muon:
     orthogonal steps of hidden matrices, as long as AdamW's and so with AdamW's rate and decay
     (2502.16982), AdamW for the rest."""
     lr: float = 0.01
@@ -51,8 +52,9 @@ class OptimConfig:
     """Of SGD and LARS (Nesterov off, as in TSM), and of Muon's matrices (Nesterov; 0.95 in
     arXiv 2502.16982)."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of Adam, AdamW, LAMB, Lion, and of AdamW beside Muon: how slowly the means of gradients and
-    of their squares change."""
+    """Of Adam, AdamW, LAMB and of AdamW beside Muon: how slowly the means of gradients and of their
+    squares change. Of Lion: which part of the mean is in the step, and how slowly it changes
+    (0.9 and 0.99 in its paper)."""
     weight_decay: float = 1e-4
     """Not on biases, norms, positions and special tokens."""
     layer_decay: float = 1.0

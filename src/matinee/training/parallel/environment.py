@@ -65,7 +65,7 @@ class RankEnvironment:
     def hosts_store(self) -> bool:
         return self.rank == 0 and not self.agent_store
 
-    def open_store(self, purpose: str, timeout_s: float) -> Store:
+    def open_store(self, purpose: str, timeout_s: float) -> PrefixStore:
         """A new connection to the store through which ranks meet, under a name of its own.
 
         torchrun keeps its store when it starts ranks again: what the former have left there must
@@ -74,7 +74,7 @@ class RankEnvironment:
         Raises:
             torch.distributed.DistError: it cannot be reached within `timeout_s`.
         """
-        store: Store = PrefixStore(
+        return PrefixStore(
             f"{purpose}/{self.restarts}",
             TCPStore(
                 self.address,
@@ -85,7 +85,6 @@ class RankEnvironment:
                 timeout=timedelta(seconds=timeout_s),
             ),
         )
-        return store
 
 
 @dataclass(frozen=True)

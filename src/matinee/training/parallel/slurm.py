@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import tyro
+
 from matinee.errors import ConfigError
 
 _TIME = r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d"
@@ -34,8 +36,8 @@ class SlurmJob:
     """Who pays."""
     name: str | None = None
     """Of the job. Default: the recipe."""
-    option: tuple[str, ...] = ()
-    """Further options of sbatch as they are, such as --option=--constraint=a100."""
+    option: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A further option of sbatch as it is, such as --option=--constraint=a100; may be repeated."""
 
     def __post_init__(self) -> None:
         for name, low in (("nodes", 1), ("gpus", 1), ("save_s", 1)):

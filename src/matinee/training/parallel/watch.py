@@ -23,8 +23,7 @@ TOLD = 2
 TRY_AGAIN = os.EX_TEMPFAIL
 """Exit status when a rank hung or was lost: starting again may help."""
 
-_LONG_PHASES = ("start", "compile", "save")
-_LONG = 6  # times the timeout
+_LONG = 6  # times the timeout, for what may well take long
 _TO_PRINT_S = 10.0  # in which a rank that raised prints its error and ends by itself
 _LOST_S = 5.0  # in which the one that caused a broken connection may say why
 
@@ -56,45 +55,48 @@ class Seen:
 def find_hang(ranks: Mapping[int, Seen], timeout_s: float) -> str | None:
     """Who keeps the run waiting for longer than `timeout_s`, in words; None if nobody does.
 
-    A rank may take six times as long to start, compile or save.
+    A rank may take six times as long to save, and until it has finished its first step: it loads
+    weights, starts decoders and compiles.
     """
     running = {rank: seen for rank, seen in ranks.items() if not seen.beat.done}
-    for rank, seen in running.items():
-        if seen.silent_s >= _allowed(seen, timeout_s):
+    if not running:
+        return None
+    # Ranks further ahead wait for these; among these, some may wait for one that has more time.
+    least = min(seen.beat.arrivals for seen in running.values())
+    last = {rank: seen for rank, seen in running.items() if seen.beat.arrivals == least}
+    hangs = all(seen.still_s >= _allowed(seen, timeout_s) for seen in last.values())
+    for rank, seen in sorted(running.items(), key=lambda item: -item[1].silent_s):
+        down = hangs and rank in last and seen.silent_s >= timeout_s / 4
+        if down or seen.silent_s >= _allowed(seen, timeout_s):
             return (
                 f"rank {rank} (host {seen.beat.host}) has not been heard of for "
                 f"{seen.silent_s:.0f} s, last in {_place(seen)}: its process or host is down or "
                 "cut off; look at its log and the host's"
             )
-    if not running:
+    if not hangs:
         return None
-    furthest = max(seen.beat.arrivals for seen in running.values())
-    behind = {rank: seen for rank, seen in running.items() if seen.beat.arrivals < furthest}
-    late = [r for r, seen in behind.items() if seen.still_s >= _allowed(seen, timeout_s)]
-    if late:
-        rank = min(late, key=lambda r: (running[r].beat.arrivals, -running[r].still_s))
-        seen = running[rank]
+    if len(last) < len(running):
+        rank = max(last, key=lambda rank: last[rank].still_s)
+        seen = last[rank]
         return (
             f"rank {rank} (host {seen.beat.host}) has been in {_place(seen)} for "
             f"{seen.still_s:.0f} s while the others wait for it: {_advice(seen.beat.phase)}"
         )
-    if not behind and all(s.still_s >= _allowed(s, timeout_s) for s in running.values()):
-        longest = min(seen.still_s for seen in running.values())
-        places: dict[str, list[int]] = {}
-        for rank, seen in running.items():
-            places.setdefault(_place(seen), []).append(rank)
-        if len(places) == 1:
-            return (
-                f"all ranks have been in {next(iter(places))} for {longest:.0f} s, none is behind: "
-                "the connection between them may be down, or ranks wait for different things; "
-                "NCCL_DEBUG=INFO tells more, and if this is no hang, raise --parallel.timeout-s"
-            )
-        where = "; ".join(f"{_names(who)} in {place}" for place, who in places.items())
+    shortest = min(seen.still_s for seen in running.values())
+    places: dict[str, list[int]] = {}
+    for rank, seen in running.items():
+        places.setdefault(_place(seen), []).append(rank)
+    if len(places) == 1:
         return (
-            f"no rank has moved for {longest:.0f} s, and they are not in the same place: {where}; "
-            "if this is no hang, raise --parallel.timeout-s"
+            f"all ranks have been in {next(iter(places))} for {shortest:.0f} s, none is behind: "
+            "the connection between them may be down, or they wait for different things; "
+            "NCCL_DEBUG=INFO tells more, and if this is no hang, raise --parallel.timeout-s"
         )
-    return None
+    where = "; ".join(f"{_names(who)} in {place}" for place, who in places.items())
+    return (
+        f"no rank has moved for {shortest:.0f} s, and they are not in the same place: {where}; "
+        "if this is no hang, raise --parallel.timeout-s"
+    )
 
 
 def is_lost_connection(error: BaseException) -> bool:
@@ -102,6 +104,21 @@ def is_lost_connection(error: BaseException) -> bool:
     if isinstance(error, dist.DistError):
         return True
     return isinstance(error, RuntimeError) and "gloo" in str(error)
+
+
+def watch_name(run: int) -> str:
+    """Under which ranks watch each other in the store, in their first, second, … run (from 0)."""
+    return f"watch {run}"
+
+
+def claim(store: Store, rank: int, status: int, message: str) -> bool:
+    """Name the cause of the run's end, unless somebody has; whether this is the first.
+
+    Raises:
+        RuntimeError: the store cannot be reached.
+    """
+    mine = json.dumps([rank, status, message])
+    return store.compare_set("cause", "", mine).decode() == mine
 
 
 class Watch:
@@ -135,7 +152,7 @@ class Watch:
         """Raise by one wherever all ranks must arrive."""
         self.step = 0
         self.phase = "start"
-        """start, compile and save may take long."""
+        """What it does now; to save may take long."""
         self._store, self._rank, self._world = store, rank, world
         self._timeout_s, self._interval_s, self._exit = timeout_s, interval_s, exit_process
         self._read_s = 2 * interval_s if hosts_store else 0.0
@@ -165,9 +182,13 @@ class Watch:
         with contextlib.suppress(RuntimeError):  # the store may be lost too
             while time.monotonic() < end and self._cause() is None:
                 time.sleep(0.1)
-        if self._claim(message, TRY_AGAIN):
+        status = TRY_AGAIN
+        if self._claim(message, status):
             print(f"matinee train: {message}", file=sys.stderr)
-        self._end(TRY_AGAIN)
+        else:
+            with contextlib.suppress(RuntimeError):
+                _, status = self._cause() or (0, status)
+        self._end(status)
         raise AssertionError("the process has ended")
 
     def close(self) -> None:
@@ -245,9 +266,8 @@ class Watch:
 
     def _claim(self, message: str, status: int) -> bool:
         """Set the cause unless another rank has; whether it was this one."""
-        mine = json.dumps([self._rank, status, message])
         try:
-            first = self._store.compare_set("cause", "", mine).decode() == mine
+            first = claim(self._store, self._rank, status, message)
         except RuntimeError:
             return True  # nobody can be told any more
         time.sleep(self._read_s)
@@ -275,7 +295,8 @@ class Watch:
 
 
 def _allowed(seen: Seen, timeout_s: float) -> float:
-    return timeout_s * (_LONG if seen.beat.phase in _LONG_PHASES else 1)
+    long = seen.beat.phase == "save" or seen.beat.arrivals < 2
+    return timeout_s * (_LONG if long else 1)
 
 
 def _place(seen: Seen) -> str:

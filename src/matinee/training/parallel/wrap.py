@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from matinee.tasks.base import Task
 from matinee.training.parallel.config import ParallelConfig
-from matinee.training.parallel.hooks import add_hook
+from matinee.training.parallel.hooks import add_hook, bucket_size
 from matinee.training.parallel.ranks import Ranks
 
 
@@ -58,10 +58,12 @@ def wrap(task: Task, config: ParallelConfig, ranks: Ranks, *, parts: int, bf16: 
         return _wrap_fsdp(task, config, ranks, parts=parts, bf16=bf16)
     # Inputs are on the device already, and buffers are averaged by `average_buffers`.
     known = inspect.signature(DistributedDataParallel).parameters
-    new = "forward_sync_buffers"  # what later versions of PyTorch call it
+    # What later versions of PyTorch call it.
+    new = "forward_sync_buffers"
+    buffers: dict[str, Any] = {new if new in known else "broadcast_buffers": False}
     module = DistributedDataParallel(
-        _Compute(task), bucket_cap_mb=config.bucket_mb, gradient_as_bucket_view=True,
-        **{new if new in known else "broadcast_buffers": False},
+        _Compute(task), bucket_cap_mb=bucket_size(config, ranks.device), gradient_as_bucket_view=True,
+        **buffers,
     )  # fmt: skip
     add_hook(module, config)
 
@@ -83,8 +85,8 @@ def _wrap_fsdp(
 
     def part(number: int) -> AbstractContextManager[object]:
         last = number == parts - 1
-        root.set_requires_gradient_sync(last or not config.no_sync)  # type: ignore[operator]
-        root.set_is_last_backward(last)  # type: ignore[operator]
+        root.set_requires_gradient_sync(last or not config.no_sync)
+        root.set_is_last_backward(last)
         return nullcontext()
 
     return Wrapped(task.compute, part, f"{ranks.world} ranks, FSDP2")

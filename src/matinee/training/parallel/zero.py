@@ -22,4 +22,4 @@ def divided_optimizer(
     kind, settings = optimizer_class(config, fused=fused)
     return ZeroRedundancyOptimizer(
         parameter_groups(model, config), optimizer_class=kind, **settings
-    )  # type: ignore[no-untyped-call]
+    )

@@ -82,11 +82,12 @@ def _why_optimizers(names: Iterable[str]) -> str:
 
 
 def _rate(optim: OptimConfig, name: str, when: Condition | None) -> Dimension:
+    own = name == optim.name
     middle = optim.lr * (_RATE[name] / _RATE[optim.name] if name in _RATE else 1)
-    why = f"a decade to each side of {'the recipe' if name == optim.name else 'its equivalent'}"
-    return Dimension(
-        "optim.lr", (), _round(middle / 10), _round(middle * 10), log=True, when=when, why=why
-    )
+    reach = 10 if own else 30
+    why = "a decade each way from the recipe's" if own else "1.5 decades each way from equal steps"
+    low, high = _round(middle / reach), _round(middle * reach)
+    return Dimension("optim.lr", (), low, high, log=True, when=when, why=why)
 
 
 def _decay(optim: OptimConfig, name: str, when: Condition | None) -> Dimension:

@@ -68,6 +68,20 @@ class Dimension:
         steps = (value - self.low) / self.step if self.step else 0.0
         return bool(abs(steps - round(steps)) < 1e-9)
 
+    def drawn(self, values: dict[str, Any]) -> bool:
+        """Whether a trial with these values, by field, drew one from here."""
+        if self.field not in values:
+            return False
+        return self.when is None or values.get(self.when.field) in self.when.values
+
+    def part(self, value: Any) -> float:
+        """Where in the range a value is, from 0 to 1; of choices always in the middle."""
+        if self.choices:
+            return 0.5
+        if self.log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return float((value - self.low) / (self.high - self.low))
+
 
 def parse_dimension(text: str, config: TrainConfig) -> Dimension:
     """Read a dimension, by the type that the field has in `config`.

@@ -59,6 +59,18 @@ class StudyResult:
         """The first of the best, None before any is complete."""
         return best_of(self.complete, self.direction)
 
+    @property
+    def at_edge(self) -> list[Dimension]:
+        """Ranges of which the best trial has an end, or is within a twentieth of it."""
+        best = self.best
+        return [
+            dimension
+            for dimension in self.space
+            if best is not None
+            and dimension.drawn(best.values)
+            and not 0.05 < dimension.part(best.values[dimension.field]) < 0.95
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the space as --search takes it, with reasons by name."""
         best = self.best

@@ -134,7 +134,7 @@ def _check_names(space: Sequence[Dimension], config: TrainConfig) -> None:
 
 
 def _in_order(space: Sequence[Dimension]) -> tuple[Dimension, ...]:
-    """Those that conditions name first.
+    """As given, but each after those that its condition names.
 
     Raises:
         ConfigError: conditions in a circle.
@@ -142,11 +142,11 @@ def _in_order(space: Sequence[Dimension]) -> tuple[Dimension, ...]:
     left, done = list(space), list[Dimension]()
     while left:
         waiting = {dimension.field for dimension in left}
-        free = [d for d in left if d.when is None or d.when.field not in waiting]
-        if not free:
+        free = next((d for d in left if d.when is None or d.when.field not in waiting), None)
+        if free is None:
             raise ConfigError(f"--search {left[0].text}: its condition depends on itself")
-        done += free
-        left = [dimension for dimension in left if dimension not in free]
+        done.append(free)
+        left.remove(free)
     return tuple(done)
 
 

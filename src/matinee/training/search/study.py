@@ -256,9 +256,11 @@ class Study:
         if len(found.complete) < _FOR_IMPORTANCE or len({t.value for t in found.complete}) < 2:
             return {}
         evaluator = self._optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_GOOD)
-        importance: dict[str, float] = self._optuna.importance.get_param_importances(
-            self._study, evaluator=evaluator
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says of rare dimensions what the page says of all
+            importance: dict[str, float] = self._optuna.importance.get_param_importances(
+                self._study, evaluator=evaluator
+            )
         return importance
 
 

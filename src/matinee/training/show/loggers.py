@@ -16,7 +16,7 @@ from queue import Full, Queue
 from threading import Thread
 from typing import Any, Protocol
 
-from matinee.errors import ConfigError, MissingExtra, first_line
+from matinee.errors import ConfigError, first_line
 from matinee.files import write_whole
 from matinee.training.show.trackers import TRACKERS, Opening, Tracker
 
@@ -67,6 +67,9 @@ def open_loggers(
         MissingExtra: its package is absent.
     """
     check_loggers(names)
+    if not names:
+        return []
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder / "loggers.json"
     ids: dict[str, str] = {}
     if resume_step is not None and file.exists():
@@ -77,8 +80,6 @@ def open_loggers(
         logger = ThreadLogger(name, partial(TRACKERS[name], opening), say)
         try:
             ids[name] = logger.open()
-        except MissingExtra:
-            raise
         except Exception as error:  # each library has its own
             what = f"{type(error).__name__}: {first_line(error)}"
             if resume_step is None:
@@ -88,8 +89,7 @@ def open_loggers(
             say(f"{name} cannot be opened, training goes on without it ({what})")
             continue
         loggers.append(logger)
-    if ids:
-        write_whole(file, (json.dumps(ids, indent=1) + "\n").encode())
+    write_whole(file, (json.dumps(ids, indent=1) + "\n").encode())
     return loggers
 
 
@@ -124,7 +124,7 @@ class ThreadLogger:
         if self._broken:
             return
         try:
-            self._rows.put_nowait(dict(row))
+            self._rows.put_nowait(row)
         except Full:
             self._give_up(f"{_ROWS_WAITING:,} rows wait to be sent")
 

@@ -287,6 +287,7 @@ class Checkpoints:
         begin = time.perf_counter()
         file = self.file(step)
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(state, file)
             self._link(self.last_file, step)
             if best:

@@ -59,8 +59,8 @@ def describe_git(folder: Path) -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     lines = done.stdout.decode(errors="replace").splitlines()
-    told = dict(line[len("# branch.") :].split(" ", 1) for line in lines if line[:2] == "# ")
-    commit, branch = told.get("oid"), told.get("head")
+    told = {line.split(" ")[1]: line.split(" ", 2)[-1] for line in lines if line[:2] == "# "}
+    commit, branch = told.get("branch.oid"), told.get("branch.head")
     return {
         "commit": None if commit == "(initial)" else commit,
         "branch": None if branch == "(detached)" else branch,

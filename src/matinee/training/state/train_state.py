@@ -24,10 +24,9 @@ class TrainState:
     `step` steps are done, `skipped` of them without an update (fp16 overflows); `validated` epochs
     have been validated; `loss` and `sums` (of the task) are this rank's over the `clips` (of all
     ranks) since the last log line. `best` is the best validation so far: (its step, its value).
-    `first_bad` is the first step (from 0) whose loss or gradient was not finite, -1 as long as
-    there is none, on the device so that no step waits for it; `recent` holds the samples of the
-    steps since it was last looked at. Randomness needs no state: it derives from the seed and the
-    step.
+    `recent` holds, by step (from 0), what must be finite and the samples, since it was last looked
+    at: on the device, so that no step waits for it. Randomness needs no state: it derives from the
+    seed and the step.
     """
 
     model: nn.Module
@@ -44,8 +43,7 @@ class TrainState:
     sums: dict[str, Tensor] = field(default_factory=dict)
     clips: int = 0
     masked: int = 0
-    first_bad: Tensor | None = None
-    recent: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    recent: dict[int, tuple[Tensor, tuple[str, ...]]] = field(default_factory=dict)
 
     @property
     def updates(self) -> int:
@@ -55,14 +53,6 @@ class TrainState:
     def averaged(self) -> AbstractContextManager[None]:
         """Within, the model has the averaged weights, if there are any."""
         return nullcontext() if self.ema is None else self.ema.applied(self.model)
-
-    def note_bad(self, value: Tensor) -> None:
-        """Remember on the device that the step at hand was the first whose value is not finite."""
-        before = self.first_bad
-        if before is None:
-            before = torch.full((), -1, dtype=torch.int64, device=value.device)
-        is_first = ~torch.isfinite(value) & (before < 0)
-        self.first_bad = torch.where(is_first, self.step, before)
 
     def state_dict(self, ranks: Ranks) -> dict[str, Any]:
         """Whole tensors, the same whatever the ranks; a collective. Only rank 0's is of use."""

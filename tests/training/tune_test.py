@@ -1,0 +1,443 @@
+"""A search by many short runs: it finds, prunes, resumes, is shared, and survives bad trials."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from relabel import relabelled
+
+from matinee.data.clips import ClipSpec
+from matinee.errors import ClipError, ConfigError, MatineeError
+from matinee.models.config import ModelConfig
+from matinee.tasks.config import MaskedConfig
+from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from matinee.training.loop import train
+from matinee.training.search import tune as tune_module
+from matinee.training.search.locks import Locks
+from matinee.training.search.space import make_space
+from matinee.training.search.study import Study
+from matinee.training.search.tune import Unseen, tune
+from matinee.training.show.progress import Silent
+from matinee.training.state.runfolder import RunFolder
+
+pytest.importorskip("optuna")
+LR = ["optim.lr=1e-3..1e-1:log"]
+
+
+def config(pack, out, **optim) -> TrainConfig:
+    settings = {"batch_size": 4, "epochs": 2, "lr": 0.01, "warmup_epochs": 0} | optim
+    return TrainConfig(
+        data=DataConfig(path=str(pack), workers=1, mode="threads"),
+        run=RunConfig(out=str(out), seed=3, device="cpu", log_every=100),
+        model=ModelConfig("test_resnet", dropout=0.0),
+        clip=ClipSpec(frames=2, size=32),
+        optim=OptimConfig(**settings),
+    )
+
+
+def scores(result):
+    return {trial.number: trial.value for trial in result.study.trials}
+
+
+def rows(folder):
+    return [row for row in RunFolder(folder).rows() if row["kind"] == "val"]
+
+
+def test_a_search_runs_trials_and_keeps_the_best(clips_pack, tmp_path):
+    """Scores are the last validations of ordinary runs; the first is the recipe's own."""
+    out = tmp_path / "search"
+    found = tune(config(clips_pack, out), search=[*LR, "optim.name=sgd,adamw"], trials=3)
+    trials = found.study.trials
+    assert [trial.number for trial in trials] == [0, 1, 2]
+    assert trials[0].baseline and trials[0].values == {"optim.lr": 0.01, "optim.name": "sgd"}
+    for trial in trials:
+        saved = RunFolder(out / trial.run).config()
+        wanted = config(clips_pack, out / trial.run)
+        optim = {key.removeprefix("optim."): value for key, value in trial.values.items()}
+        assert saved == replace(wanted, optim=replace(wanted.optim, **optim))
+        validated = [(row["epoch"], row["top1"]) for row in rows(out / trial.run)]
+        assert list(trial.curve) == validated and trial.value == validated[-1][1]
+        assert (out / trial.run / "last.pt").exists() == (trial is found.study.best)
+        assert any((out / trial.run).rglob("*.pt")) == (trial is found.study.best)
+    best = max(trials, key=lambda trial: (trial.value, -trial.number))
+    assert found.study.best is best and not found.stopped
+    written = json.loads((out / "study.json").read_text())
+    assert written["best"] == best.number and len(written["trials"]) == 3
+    assert written["space"] == ["optim.lr=0.001..0.1:log", "optim.name=sgd,adamw"]
+
+
+def test_a_trial_is_the_run_that_its_settings_give(clips_pack, tmp_path):
+    """Trained alone, they reach the same validations."""
+    tune(config(clips_pack, tmp_path / "search"), search=LR, trials=2)
+    saved = RunFolder(tmp_path / "search" / "trial-0001").config()
+    train(replace(saved, run=replace(saved.run, out=str(tmp_path / "alone"))))
+    strip = lambda row: {k: v for k, v in row.items() if k != "spans"}  # noqa: E731
+    ours, theirs = rows(tmp_path / "search" / "trial-0001"), rows(tmp_path / "alone")
+    assert list(map(strip, ours)) == list(map(strip, theirs))
+
+
+class Lying:
+    """Trains nothing: a score that follows from the rate, over `epochs` validations."""
+
+    def __init__(self, score, metric="top1", epochs=2):
+        self.score, self.metric, self.epochs, self.calls = score, metric, epochs, []
+
+    def __call__(self, made, *, resume, progress):
+        self.calls.append(made)
+        progress.start(total=1, facts=["told"], headline=self.metric)
+        with progress:
+            for epoch in range(1, self.epochs + 1):
+                value = self.score(made, epoch)
+                progress.validated({"epoch": epoch, self.metric: value})
+        return tune_module.TrainResult(
+            made.run.out, 1, self.epochs, {self.metric: value}, 0.1, 0, ""
+        )
+
+
+@pytest.fixture
+def lying(monkeypatch):
+    def use(score, **more):
+        lie = Lying(score, **more)
+        monkeypatch.setattr(tune_module, "train", lie)
+        return lie
+
+    return use
+
+
+def test_the_same_search_twice_is_the_same(clips_pack, tmp_path, lying):
+    """And so is one that was ended half way and called again; another seed is another search."""
+    lying(lambda made, epoch: 1 - abs(np.log10(made.optim.lr) + 2))
+    search = [*LR, "optim.weight_decay=1e-5..1e-1:log", "optim.momentum=0.8,0.9,0.95"]
+    whole, half, other = (config(clips_pack, tmp_path / name) for name in ("a", "b", "c"))
+    values = lambda found: [trial.values for trial in found.study.trials]  # noqa: E731
+    once = values(tune(whole, search=search, trials=12))
+    assert len({str(value) for value in once}) == 12
+    assert values(tune(half, search=search, trials=5)) == once[:5]
+    assert values(tune(half, search=search, trials=12)) != once  # fewer random ones at first
+    tune(replace(whole, run=replace(whole.run, out=str(tmp_path / "d"))), search=search, trials=12,
+         minutes=1e-9)  # fmt: skip
+    begun = replace(whole, run=replace(whole.run, out=str(tmp_path / "d")))
+    assert values(tune(begun, search=search, trials=12)) == once
+    seeded = replace(other, run=replace(other.run, seed=4))
+    assert values(tune(seeded, search=search, trials=3))[1:] != once[1:3]
+
+
+def test_trials_behind_the_median_end_early(clips_pack, tmp_path, lying):
+    """By the rule itself: its best so far is below the median of what complete trials had at that
+    epoch, once there are four of them and a quarter of the epochs is over."""
+
+    def score(made, epoch):
+        return epoch / 10 - abs(np.log10(made.optim.lr / 0.01))
+
+    lying(score, epochs=8)
+    settings = config(clips_pack, tmp_path / "search", epochs=8)
+    found = tune(settings, search=["optim.lr=1e-4..1:log"], trials=16).study
+    complete: list = []
+    for trial in found.trials:
+        expected = 8
+        for epoch in range(2, 9):
+            others = [dict(other.curve)[epoch] for other in complete]
+            best = max(value for at, value in trial.curve if at <= epoch)
+            if len(complete) >= 4 and best < np.median(others):
+                expected = epoch
+                break
+        assert len(trial.curve) == expected, trial
+        assert trial.state == ("complete" if expected == 8 else "pruned")
+        if trial.state == "complete":
+            complete.append(trial)
+        else:
+            assert f"behind the median of other trials after epoch {expected}" in trial.reason
+    assert 4 <= len(complete) < 16
+    unpruned = replace(settings, run=replace(settings.run, out=str(tmp_path / "all")))
+    found = tune(unpruned, search=["optim.lr=1e-4..1:log"], trials=16, prune=False).study
+    assert len(found.complete) == 16
+
+
+def test_a_loss_is_made_small(clips_pack, tmp_path, lying):
+    lying(lambda made, epoch: abs(np.log10(made.optim.lr / 0.03)), metric="loss")
+    masked = replace(
+        config(clips_pack, tmp_path / "search"),
+        model=ModelConfig("vit_tiny_patch16_224", patch_size=8, dropout=0.0, temporal=joint()),
+        task=MaskedConfig(decoder_depth=1, decoder_width=64, decoder_heads=2),
+    )
+    found = tune(masked, search=LR, trials=5)
+    assert found.study.metric == "loss"
+    assert found.study.best.value == min(scores(found).values())
+
+
+def joint():
+    from matinee.models.config import Joint
+
+    return Joint(tubelet=2, positions="sine")
+
+
+def test_a_trial_that_diverges_is_told_and_the_search_goes_on(clips_pack, tmp_path):
+    """By a real run with a rate that no network bears."""
+    settings = config(clips_pack, tmp_path / "search", epochs=1, clip_norm=None)
+    found = tune(settings, search=["optim.lr=0.01,1e30"], trials=4).study
+    diverged = [trial for trial in found.trials if trial.values["optim.lr"] == 1e30]
+    assert diverged and found.complete
+    for trial in diverged:
+        assert trial.state == "pruned" and trial.value is None
+        assert trial.reason.startswith("diverged: ") and "finite" in trial.reason
+        assert str(tmp_path) not in trial.reason
+
+
+def test_a_trial_whose_own_values_cannot_be_is_told(clips_pack, tmp_path):
+    """Twelve clips are no batch of sixteen; the recipe's own batch would do."""
+    settings = config(clips_pack, tmp_path / "search", epochs=1)
+    found = tune(settings, search=["optim.batch_size=4,16"], trials=3).study
+    states = {(trial.values["optim.batch_size"], trial.state) for trial in found.trials}
+    assert states <= {(4, "complete"), (16, "pruned")} and (16, "pruned") in states
+    assert all(
+        "fewer than one batch of 16" in t.reason for t in found.trials if t.state == "pruned"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"data": {"path": "nowhere"}}, "nowhere is no pack"),
+        ({"data": {"train_split": "val", "val_split": "val"}}, "samples are in the training split"),
+        ({"optim": {"batch_size": 16}}, "fewer than one batch of 16"),
+        ({"model": {"backbone": "resnet5O"}}, "no model 'resnet5O'"),
+        ({"task": {"labels": "verb+noun"}}, "'noun' is not among"),
+    ],
+)
+def test_what_every_trial_would_stumble_over_ends_it_at_once(clips_pack, tmp_path, change, words):
+    settings = config(clips_pack, tmp_path / "search")
+    for section, fields in change.items():
+        settings = replace(settings, **{section: replace(getattr(settings, section), **fields)})
+    with pytest.raises(ConfigError, match=words):
+        tune(settings, search=LR, trials=3)
+    assert not (tmp_path / "search").exists()
+
+
+def test_a_search_needs_something_to_validate_on(clips_pack, tmp_path):
+    pack = relabelled(clips_pack, tmp_path / "all.pack", split=["train"] * 18)
+    with pytest.raises(ConfigError, match="nothing to validate on"):
+        tune(config(pack, tmp_path / "search"), search=LR, trials=3)
+
+
+def test_other_settings_in_the_folder_of_a_search_are_refused(clips_pack, tmp_path, lying):
+    """Named by their section; where it runs and how many trials may differ."""
+    lying(lambda made, epoch: 0.5)
+    settings = config(clips_pack, tmp_path / "search")
+    tune(settings, search=LR, trials=1)
+    for search, changed, section in (
+        (["optim.lr=1e-3..1:log"], {}, "space"),
+        (LR, {"optim": {"epochs": 3}}, "optim"),
+        (LR, {"clip": {"frames": 4}}, "clip"),
+        (LR, {"run": {"seed": 4}}, "run"),
+    ):
+        other = settings
+        for name, fields in changed.items():
+            other = replace(other, **{name: replace(getattr(other, name), **fields)})
+        with pytest.raises(ConfigError, match=f"other settings in section '{section}'"):
+            tune(other, search=search, trials=2)
+    moved = replace(settings, data=replace(settings.data, workers=2, mode="processes"))
+    assert len(tune(moved, search=LR, trials=2).study.trials) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [({"trials": 0}, "--trials 0"), ({"minutes": 0}, "--minutes 0")]
+)
+def test_searches_of_nothing_are_refused(clips_pack, tmp_path, more, words):
+    with pytest.raises(ConfigError, match=words):
+        tune(config(clips_pack, tmp_path / "search"), search=LR, **more)
+
+
+def test_several_ranks_are_refused(clips_pack, tmp_path, monkeypatch):
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"),
+                        ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"),
+                        ("MASTER_PORT", "1")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="without torchrun or srun"):
+        tune(config(clips_pack, tmp_path / "search"), search=LR)
+
+
+class StopIn(Unseen):
+    """Sends this process a signal after a step of one trial."""
+
+    def __init__(self, number, step, sent):
+        self.number, self.step, self.sent = number, step, sent
+
+    def trial(self, number, values):
+        view = self
+
+        class Stopping(Silent):
+            def step(self, step):
+                if (number, step) == (view.number, view.step):
+                    os.kill(os.getpid(), view.sent)
+
+        return Stopping()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_trial_goes_on_where_it_was(clips_pack, tmp_path, sent):
+    """In its second epoch; the search ends as one that was never stopped."""
+    whole = tune(config(clips_pack, tmp_path / "whole"), search=LR, trials=3)
+    settings = config(clips_pack, tmp_path / "search")
+    found = tune(settings, search=LR, trials=3, view=StopIn(1, 4, sent))
+    assert found.stopped == sent.name and found.waiting == 2
+    assert [trial.state for trial in found.study.trials] == ["complete", "waiting"]
+    found = tune(settings, search=LR, trials=3)
+    assert scores(found) == scores(whole) and not found.stopped and not found.waiting
+    assert [t.values for t in found.study.trials] == [t.values for t in whole.study.trials]
+    assert [t.curve for t in found.study.trials] == [t.curve for t in whole.study.trials]
+    steps = [row["step"] for row in RunFolder(tmp_path / "search" / "trial-0001").rows()]
+    assert steps == sorted(steps)  # one run, gone on with
+
+
+WORKER = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from tune_test import LR, StopIn, config
+from matinee.training.search.tune import tune
+view = StopIn(int(sys.argv[3]), 4, signal.SIGKILL)
+tune(config(sys.argv[1], sys.argv[2]), search=LR, trials=int(sys.argv[4]), view=view)
+"""
+
+
+def worker(pack, out, *, kill=-1, trials=4):
+    code = WORKER.format(tests=os.path.dirname(__file__))
+    args = [sys.executable, "-c", code, str(pack), str(out), str(kill), str(trials)]
+    return subprocess.Popen(args, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_killed_search_goes_on_to_as_many_trials(clips_pack, tmp_path):
+    """SIGKILL in the third of four: it is known to be dead at once, and goes on."""
+    out = tmp_path / "search"
+    assert worker(clips_pack, out, kill=2).wait(120) == -signal.SIGKILL
+    found = tune(config(clips_pack, out), search=LR, trials=4)
+    assert [trial.number for trial in found.study.trials] == [0, 1, 2, 3]
+    assert len(found.study.complete) == 4
+    assert found.study.trials[2].curve == tuple(
+        (row["epoch"], row["top1"]) for row in rows(out / "trial-0002")
+    )
+
+
+def test_a_trial_that_kills_its_process_twice_is_given_up(clips_pack, tmp_path):
+    out = tmp_path / "search"
+    for _ in range(2):
+        assert worker(clips_pack, out, kill=1, trials=2).wait(120) == -signal.SIGKILL
+        for left in (out / "trial-0001").rglob("*.pt"):
+            left.unlink()  # so that it comes to the same step again
+    found = tune(config(clips_pack, out), search=LR, trials=2)
+    assert [trial.state for trial in found.study.trials] == ["complete", "failed"]
+    assert "process ended" in found.study.trials[1].reason
+
+
+def test_two_processes_share_a_search(clips_pack, tmp_path):
+    """Six trials in all, each once, though both begin at the same moment in an empty folder."""
+    out = tmp_path / "search"
+    both = [worker(clips_pack, out, trials=6) for _ in range(2)]
+    for process in both:
+        _, said = process.communicate(timeout=240)
+        assert process.returncode == 0, said
+    found = tune(config(clips_pack, out), search=LR, trials=6).study
+    assert [trial.number for trial in found.trials] == list(range(6))
+    assert (
+        len(found.complete) == 6 and len({trial.values["optim.lr"] for trial in found.trials}) == 6
+    )
+    with sqlite3.connect(out / "study.db") as database:
+        assert database.execute("select count(*) from trials").fetchone() == (6,)
+
+
+def hold(path, ready, done):
+    locks = Locks(path)
+    assert locks.hold(3)
+    ready.set()
+    done.wait(60)
+
+
+def test_a_lock_is_held_by_one_process_until_it_ends(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(tmp_path / "lock", ready, done))
+    other.start()
+    try:
+        assert ready.wait(60)
+        locks = Locks(tmp_path / "lock")
+        assert not locks.hold(3) and locks.hold(4)
+        other.kill()
+        other.join(60)
+        assert locks.hold(3)
+    finally:
+        other.kill()
+
+
+@pytest.mark.parametrize("error", [ClipError("a", "b", "torn"), OSError(28, "full"), KeyError("k")])
+def test_an_error_that_is_no_trials_own_ends_the_search_and_the_trial_is_tried_again(
+    clips_pack, tmp_path, monkeypatch, lying, error
+):
+    lie = lying(lambda made, epoch: 0.5)
+
+    def fail(made, **more):
+        raise error
+
+    settings = config(clips_pack, tmp_path / "search")
+    monkeypatch.setattr(tune_module, "train", fail)
+    with pytest.raises(type(error)):
+        tune(settings, search=LR, trials=2)
+    monkeypatch.setattr(tune_module, "train", lie)
+    found = tune(settings, search=LR, trials=2)
+    assert [trial.state for trial in found.study.trials] == ["complete", "complete"]
+    assert found.study.trials[0].values == {"optim.lr": 0.01} and len(lie.calls) == 2
+
+
+def test_an_out_of_memory_trial_is_told(clips_pack, tmp_path, monkeypatch):
+    import torch
+
+    def full(made, **more):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(tune_module, "train", full)
+    found = tune(config(clips_pack, tmp_path / "search"), search=LR, trials=2).study
+    assert [trial.reason for trial in found.trials] == ["out of GPU memory"] * 2
+
+
+def test_importance_finds_the_setting_that_the_score_is_made_of(clips_pack, tmp_path, lying):
+    lying(lambda made, epoch: -abs(np.log10(made.optim.lr / 0.01)))
+    search = [
+        "optim.lr=1e-4..1:log",
+        "optim.weight_decay=1e-6..1e-1:log",
+        "clip.flip=none,horizontal",
+    ]
+    found = tune(config(clips_pack, tmp_path / "s"), search=search, trials=24, prune=False).study
+    assert sum(found.importance.values()) == pytest.approx(1)
+    assert found.importance["optim.lr"] == max(found.importance.values()) > 0.6
+    few = tune(config(clips_pack, tmp_path / "few"), search=search, trials=4).study
+    assert few.importance == {}
+
+
+def test_a_best_value_at_the_end_of_its_range_is_pointed_out(clips_pack, tmp_path, lying):
+    lying(lambda made, epoch: made.optim.lr)
+    found = tune(config(clips_pack, tmp_path / "s"), search=["optim.lr=0.01..0.0101"], trials=5)
+    best = found.study.best.values["optim.lr"]
+    near = (best - 0.01) / 0.0001 > 0.95
+    assert [d.field for d in found.study.at_edge] == (["optim.lr"] if near else [])
+    space = make_space(LR, config(clips_pack, "x"), ())
+    for value, part in ((1e-3, 0), (0.01, 0.5), (0.1, 1)):
+        assert space[0].part(value) == pytest.approx(part)
+
+
+def test_without_optuna_the_command_that_installs_it_is_told(clips_pack, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MatineeError, match=r"pip install 'matinee\[tune\]'"):
+        tune(config(clips_pack, tmp_path / "search"), search=LR, trials=1)
+
+
+def test_the_study_file_can_lie_anywhere(clips_pack, tmp_path, lying):
+    """Also where an address would end, or a format begin."""
+    lying(lambda made, epoch: 0.5)
+    out = tmp_path / "a {b}?c#d%20 é"
+    assert len(tune(config(clips_pack, out), search=LR, trials=1).study.trials) == 1
+    assert (out / "study.db").exists() and Study is not None
