@@ -1,10 +1,11 @@
-"""Milliseconds a clip when each decoded clip gives 1, 2 or 4 crops, on one core.
+"""Processor time a clip when each decoded clip gives 1, 2 or 4 crops, on one core.
 
 Real footage (288p, a layered pack), clips of 16 frames at stride 4 and 224², random-resized crops.
 Two things are timed: reading alone (a `ClipReader`, from packets to I420 rows), with crops of one
 decode beside as many separate decodes of the same clip; and the whole loader (one thread, batches
-of 8 on the CPU, conversion to RGB included). All take turns in one process that is pinned to one
-core, in an order drawn anew for each turn; medians are reported.
+of 8 on the CPU, conversion to RGB included, which a GPU does otherwise). All take turns in one
+process that is pinned to one core, in an order drawn anew for each turn; milliseconds are the
+process's own, whatever else the machine does, and medians are reported.
 
     python benchmarks/repeated_augmentation.py --json benchmarks/results/repeated_augmentation.json
 """
@@ -65,14 +66,14 @@ def time_reading(pack: Pack, clips: int) -> dict[str, list[float]]:
         for at in rng.permutation(2 * len(CROPS)).tolist():
             crops, together = CROPS[at // 2], bool(at % 2)
             targets = [(rows[crop], plans[crop].box) for crop in range(crops)]
-            begin = time.perf_counter()
+            begin = time.process_time()
             if together:
                 reader.read_crops(parts, targets, size=size)
             else:
                 for target in targets:
                     reader.read_crops(parts, [target], size=size)
             name = f"{crops}_{'together' if together else 'apart'}"
-            spent.setdefault(name, []).append(1000 * (time.perf_counter() - begin) / crops)
+            spent.setdefault(name, []).append(1000 * (time.process_time() - begin) / crops)
     return spent
 
 
@@ -87,10 +88,10 @@ def time_loader(pack: Pack, turns: int, batches: int) -> dict[str, list[float]]:
                 workers=1, mode="threads", seed=turn,
             ) as loader:  # fmt: skip
                 iterator = iter(loader)
-                begin = time.perf_counter()
+                begin = time.process_time()
                 for _ in range(batches):
                     next(iterator)
-                seconds = time.perf_counter() - begin
+                seconds = time.process_time() - begin
             spent.setdefault(str(crops), []).append(1000 * seconds / (BATCH * batches))
     return spent
 
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60, help="length of the footage")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    described = machine.describe("matinee", "av", "torch")
     with tempfile.TemporaryDirectory() as folder:
         pack = prepare(Path(folder), args.seconds)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -122,7 +124,7 @@ def main() -> None:
         "benchmark": "repeated_augmentation",
         "clip": {"frames": SPEC.frames, "stride": SPEC.stride, "size": SPEC.size},
         "batch": BATCH,
-        "machine": machine.describe("matinee", "av", "torch"),
+        "machine": described,
         "load_average": os.getloadavg()[0],
         "reading_ms_per_clip": reading,
         "loader_ms_per_clip": loader,

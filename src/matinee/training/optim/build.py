@@ -53,6 +53,10 @@ def optimizer_class(
         settings["max_grad_norm"] = None  # gradients are clipped before, over all ranks' parameters
     if config.name == "muon":
         # See Note [Muon and AdamW] in groups.py; five Newton-Schulz steps as published.
-        settings |= {"ns_coefficients": "original", "adjust_lr_fn": "match_rms_adamw"}
+        settings |= {
+            "ns_coefficients": "original",
+            "adjust_lr_fn": "match_rms_adamw",
+            "fallback_lr_scale": 1.0,  # before timm 1.0.27, AdamW's rate followed no schedule
+        }
     kinds = {"lion": timm.Lion, "lamb": timm.Lamb, "lars": timm.Lars, "muon": timm.Muon}
     return kinds[config.name], settings
