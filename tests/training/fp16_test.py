@@ -1,13 +1,16 @@
 """fp16: an overflow leaves out the step, the schedule and the average, all three."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
+from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError, MatineeError
 from matinee.models.config import Joint, ModelConfig
+from matinee.tasks.classification import ClassificationTask
 from matinee.training.config import (
     DataConfig,
     OptimConfig,
@@ -16,8 +19,12 @@ from matinee.training.config import (
     TrainConfig,
 )
 from matinee.training.loop import train
+from matinee.training.optim.build import build_optimizer
+from matinee.training.parallel.ranks import Ranks
+from matinee.training.parallel.wrap import Wrapped
 from matinee.training.session import Session
 from matinee.training.state.runfolder import RunFolder
+from matinee.training.step import StepRunner
 
 
 def settings(pack, out, **speed) -> TrainConfig:
@@ -112,7 +119,7 @@ def test_gradients_that_overflow_at_any_scale_end_the_run(clips_pack, tmp_path, 
     Overflow(monkeypatch, set(range(1, 100)))
     config = settings(clips_pack, tmp_path / "run")
     config = replace(config, optim=replace(config.optim, epochs=8))
-    with pytest.raises(MatineeError, match="overflow even with the loss scaled .* bf16 or fp32"):
+    with pytest.raises(MatineeError, match=r"overflow even with the loss scaled .* bf16 or fp32"):
         train(config)
 
 
@@ -131,3 +138,32 @@ def test_settings_that_do_not_go_together_are_refused(clips_pack, tmp_path):
     with pytest.raises(ConfigError, match=r"--optim.accumulate 2 or more"):
         train(noise)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion"])
+def test_an_overflow_in_the_first_step_leaves_no_trace(name):
+    """Nor in what the optimizer remembers: the second step is another one's first."""
+    config, alone = OptimConfig(name=name), Ranks(0, 1, 1, torch.device("cpu"))
+    batch = Batch(
+        video=torch.randn(4, 3, 1, 2, 2), target=torch.tensor([0, 1, 2, 0]),
+        valid=torch.ones(4, dtype=torch.bool), index=torch.arange(4), samples=tuple("abcd"),
+        num_valid=4, texts=("",) * 4, seeds=torch.arange(4),
+    )  # fmt: skip
+    found = []
+    for overflows in (True, False):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+        task = ClassificationTask(net)
+        runner = StepRunner(
+            task, build_optimizer(net, config), Wrapped(task.compute, lambda _: nullcontext()),
+            alone, parts=1, seed=0, precision="fp16",
+        )  # fmt: skip
+        if overflows:
+            hook = net[1].weight.register_hook(lambda gradient: gradient * torch.inf)
+            first = runner(iter([batch]), clips=4, number=0, lr=0.1)
+            hook.remove()
+            assert first.skipped
+        assert not runner(iter([batch]), clips=4, number=0, lr=0.1).skipped
+        assert not runner(iter([batch]), clips=4, number=1, lr=0.1).skipped
+        found.append(net[1].weight.detach())
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ranks_test import TASKS, settings
 from relabel import relabelled
 from torch.utils._python_dispatch import TorchDispatchMode
+from world_size_test import TASKS, settings
 
 from matinee.training.loop import train
 from matinee.training.session import Session

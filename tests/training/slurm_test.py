@@ -93,7 +93,7 @@ def cluster(tmp_path, monkeypatch):
             return path
 
         def run(self, path: Path) -> int:
-            done = subprocess.run(["bash", str(path)], env=self.environ, timeout=60, check=False)
+            done = subprocess.run(["bash", str(path)], env=self.environ, timeout=240, check=False)
             return done.returncode
 
         @property
@@ -266,7 +266,7 @@ class Nodes:
         for node in nodes:
             node.start()
         for node in nodes:
-            node.join(60)
+            node.join(240)
         return [node.exitcode for node in nodes]
 
     def _launch(self, node: int, max_restarts: int) -> None:

@@ -5,9 +5,9 @@ import multiprocessing
 import os
 import signal
 import sqlite3
-import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -119,12 +119,9 @@ def test_the_same_search_twice_is_the_same(clips_pack, tmp_path, lying):
     values = lambda found: [trial.values for trial in found.study.trials]  # noqa: E731
     once = values(tune(whole, search=search, trials=12))
     assert len({str(value) for value in once}) == 12
+    assert values(tune(half, search=search, trials=12, minutes=1e-9)) == [{}]  # none begun
     assert values(tune(half, search=search, trials=5)) == once[:5]
-    assert values(tune(half, search=search, trials=12)) != once  # fewer random ones at first
-    tune(replace(whole, run=replace(whole.run, out=str(tmp_path / "d"))), search=search, trials=12,
-         minutes=1e-9)  # fmt: skip
-    begun = replace(whole, run=replace(whole.run, out=str(tmp_path / "d")))
-    assert values(tune(begun, search=search, trials=12)) == once
+    assert values(tune(half, search=search, trials=12)) == once
     seeded = replace(other, run=replace(other.run, seed=4))
     assert values(tune(seeded, search=search, trials=3))[1:] != once[1:3]
 
@@ -296,59 +293,85 @@ def test_a_stopped_trial_goes_on_where_it_was(clips_pack, tmp_path, sent):
     assert steps == sorted(steps)  # one run, gone on with
 
 
-WORKER = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-from tune_test import LR, StopIn, config
-from matinee.training.search.tune import tune
-view = StopIn(int(sys.argv[3]), 4, signal.SIGKILL)
-tune(config(sys.argv[1], sys.argv[2]), search=LR, trials=int(sys.argv[4]), view=view)
-"""
+def dying(made, *, resume, progress, trial):
+    """Instead of a training: a score that follows from the rate; one trial ends its process."""
+    run = tmp_name(made)
+    with open(f"{made.run.out}.calls", "a") as calls:
+        calls.write("x")
+    if run == f"trial-{trial:04d}":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Lying(lambda made, epoch: made.optim.lr)(made, resume=resume, progress=progress)
 
 
-def worker(pack, out, *, kill=-1, trials=4):
-    code = WORKER.format(tests=os.path.dirname(__file__))
-    args = [sys.executable, "-c", code, str(pack), str(out), str(kill), str(trials)]
-    return subprocess.Popen(args, stderr=subprocess.PIPE, text=True)
+def tmp_name(made):
+    return made.run.out.rpartition("/")[2]
 
 
-def test_a_killed_search_goes_on_to_as_many_trials(clips_pack, tmp_path):
-    """SIGKILL in the third of four: it is known to be dead at once, and goes on."""
-    out = tmp_path / "search"
-    assert worker(clips_pack, out, kill=2).wait(120) == -signal.SIGKILL
-    found = tune(config(clips_pack, out), search=LR, trials=4)
+def work(settings, trials, dies):
+    tune_module.train = partial(dying, trial=dies)
+    tune(settings, search=LR, trials=trials, prune=False)
+
+
+@pytest.fixture(scope="module")
+def start():
+    """Starts a search in a process of its own; ends all that are left."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["matinee.training.search.tune", "optuna", "timm"])
+    started = []
+
+    def begin(settings, *, trials, dies=-1):
+        process = context.Process(target=work, args=(settings, trials, dies))
+        process.start()
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.join(10)
+
+
+def test_a_killed_search_goes_on_to_as_many_trials(clips_pack, tmp_path, start, lying):
+    """SIGKILL in the third of four: that it is dead is known at once, and it is tried again."""
+    lying(lambda made, epoch: made.optim.lr)
+    settings = config(clips_pack, tmp_path / "search")
+    killed = start(settings, trials=4, dies=2)
+    killed.join(120)
+    assert killed.exitcode == -signal.SIGKILL
+    found = tune(settings, search=LR, trials=4)
     assert [trial.number for trial in found.study.trials] == [0, 1, 2, 3]
     assert len(found.study.complete) == 4
-    assert found.study.trials[2].curve == tuple(
-        (row["epoch"], row["top1"]) for row in rows(out / "trial-0002")
-    )
+    assert len({trial.values["optim.lr"] for trial in found.study.trials}) == 4
 
 
-def test_a_trial_that_kills_its_process_twice_is_given_up(clips_pack, tmp_path):
-    out = tmp_path / "search"
+def test_a_trial_that_kills_its_process_twice_is_given_up(clips_pack, tmp_path, start, lying):
+    lying(lambda made, epoch: made.optim.lr)
+    settings = config(clips_pack, tmp_path / "search")
     for _ in range(2):
-        assert worker(clips_pack, out, kill=1, trials=2).wait(120) == -signal.SIGKILL
-        for left in (out / "trial-0001").rglob("*.pt"):
-            left.unlink()  # so that it comes to the same step again
-    found = tune(config(clips_pack, out), search=LR, trials=2)
+        killed = start(settings, trials=2, dies=1)
+        killed.join(120)
+        assert killed.exitcode == -signal.SIGKILL
+    found = tune(settings, search=LR, trials=2)
     assert [trial.state for trial in found.study.trials] == ["complete", "failed"]
     assert "process ended" in found.study.trials[1].reason
+    assert (tmp_path / "search" / "trial-0001.calls").read_text() == "xx"
 
 
-def test_two_processes_share_a_search(clips_pack, tmp_path):
-    """Six trials in all, each once, though both begin at the same moment in an empty folder."""
-    out = tmp_path / "search"
-    both = [worker(clips_pack, out, trials=6) for _ in range(2)]
+def test_two_processes_share_a_search(clips_pack, tmp_path, start):
+    """Eight trials in all, each once, though both begin in an empty folder."""
+    settings = config(clips_pack, tmp_path / "search")
+    both = [start(settings, trials=8) for _ in range(2)]
     for process in both:
-        _, said = process.communicate(timeout=240)
-        assert process.returncode == 0, said
-    found = tune(config(clips_pack, out), search=LR, trials=6).study
-    assert [trial.number for trial in found.trials] == list(range(6))
-    assert (
-        len(found.complete) == 6 and len({trial.values["optim.lr"] for trial in found.trials}) == 6
-    )
-    with sqlite3.connect(out / "study.db") as database:
-        assert database.execute("select count(*) from trials").fetchone() == (6,)
+        process.join(120)
+        assert process.exitcode == 0
+    found = tune(settings, search=LR, trials=8).study
+    assert [trial.number for trial in found.trials] == list(range(8))
+    assert len(found.complete) == 8
+    assert len({trial.values["optim.lr"] for trial in found.trials}) == 8
+    calls = sorted((tmp_path / "search").glob("*.calls"))
+    assert [call.read_text() for call in calls] == ["x"] * 8
+    with sqlite3.connect(tmp_path / "search" / "study.db") as database:
+        assert database.execute("select count(*) from trials").fetchone() == (8,)
 
 
 def hold(path, ready, done):
@@ -359,7 +382,7 @@ def hold(path, ready, done):
 
 
 def test_a_lock_is_held_by_one_process_until_it_ends(tmp_path):
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     ready, done = context.Event(), context.Event()
     other = context.Process(target=hold, args=(tmp_path / "lock", ready, done))
     other.start()

@@ -15,7 +15,10 @@ COMMANDS = {
     "info": "what is inside a pack; --sheet draws a contact sheet",
     "models": "which networks there are, how each becomes a video model, and what it costs",
     "import": "translate published weights, with a report of what fits",
-    "train": "train a recipe on a pack; --resume continues exactly",
+    "train": "train a recipe on a pack, on one GPU or --gpus 8; --resume continues exactly",
+    "find-lr": "raise the learning rate until the loss explodes; suggests one, with a plot",
+    "tune": "search learning rate, optimizer, decay and more; resumes, runs in parallel",
+    "slurm": "print a script for sbatch that trains on several machines and survives preemption",
     "eval": "top-1/5, macro F1, per class, confusion matrix; JSON and table",
     "predict": "classify video files that were never packed",
     "search": "find clips by a sentence, with a contrastive run; an HTML page of the nearest",
@@ -25,7 +28,8 @@ COMMANDS = {
     "mir": "EK-100 multi-instance retrieval: mAP and nDCG of a similarity matrix",
 }
 
-_MODULES = {"eval": "evaluate", "import": "import_"}  # names that Python keeps for itself
+_MODULES = {"eval": "evaluate", "import": "import_", "find-lr": "find_lr"}
+"""Where the command's name cannot be a module's."""
 
 HELP = """usage: matinee COMMAND [options]        matinee COMMAND --help
 

@@ -82,6 +82,10 @@ class StepRunner:
         self.clip_norm, self.clip_value, self.noise = clip_norm, clip_value, noise
         self.spans = spans or Spans()
         self.scaler = torch.amp.GradScaler(ranks.device.type, enabled=precision == "fp16")
+        if self.scaler.is_enabled() and hasattr(optimizer, "_step_supports_amp_scaling"):
+            # Told of an overflow, fused kernels leave weights alone, but SGD's makes momentum of
+            # uninitialised memory if it is the first step (PyTorch 2.14): do not call them then.
+            optimizer._step_supports_amp_scaling = False
         self.parameters = [p for p in task.parameters() if p.requires_grad]
         self._checked = ranks.world == 1
         # torch.manual_seed seeds the same, but takes 0.6 ms where a GPU is not in use yet.

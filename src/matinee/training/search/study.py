@@ -110,15 +110,16 @@ class Study:
             self._retire_dead()
             if self.left() <= 0:
                 return None
-            trials = self._trials()
+            fresh = 1 + max((_number(trial) for trial in self._newest()), default=-1)
+            # Seeded by the trial, not by what was drawn before: stopping in between changes nothing.
             self._study.sampler = self._optuna.samplers.TPESampler(
-                seed=integer_seed(self.config.run.seed, 0, len(trials), "tune") % 2**32,
+                seed=integer_seed(self.config.run.seed, 0, fresh, "tune") % 2**32,
                 n_startup_trials=min(10, max(4, self.total // 3)),
                 multivariate=True, group=True, constant_liar=True,
             )  # fmt: skip
             trial = self._study.ask()
             self._locks.hold(trial.number)
-            number = trial.user_attrs.get("number", trial.number)
+            number = trial.user_attrs.get("number", fresh)
             trial.set_user_attr("number", number)
             values = draw(self.space, trial, self.config)
             trial.set_user_attr("values", values)
@@ -200,7 +201,7 @@ class Study:
         if "settings" not in held:
             start = baseline(self.space, self.config)
             if isinstance(start, dict):
-                self._study.enqueue_trial(start, user_attrs={"baseline": True})
+                self._study.enqueue_trial(start, user_attrs={"baseline": True, "number": 0})
             self._study.set_user_attr("space", texts)
             self._study.set_user_attr("settings", settings)
             return
@@ -217,8 +218,9 @@ class Study:
         return self._study.get_trials(deepcopy=False)
 
     def _newest(self) -> list[optuna.trial.FrozenTrial]:
-        """The newest try of each trial, in order."""
-        newest = {trial.user_attrs.get("number", trial.number): trial for trial in self._trials()}
+        """The newest try of each trial, in order; without what died before it got a number."""
+        tries = [trial for trial in self._trials() if "number" in trial.user_attrs]
+        newest = {_number(trial): trial for trial in tries}
         return [newest[number] for number in sorted(newest)]
 
     def _retire_dead(self) -> None:
@@ -230,11 +232,10 @@ class Study:
 
     def _again(self, trial: optuna.trial.FrozenTrial, reason: str, *, blame: bool) -> None:
         """End a try, and queue the next one with the same values."""
-        number = trial.user_attrs.get("number", trial.number)
         failures = trial.user_attrs.get("failures", 0) + blame
         self._study._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
         self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
-        if failures > _RETRIES:
+        if failures > _RETRIES or "number" not in trial.user_attrs:
             return
         kept = {k: v for k, v in trial.user_attrs.items() if k != "reason"}
         self._study.add_trial(
@@ -243,7 +244,7 @@ class Study:
                 params=trial.params,
                 distributions=trial.distributions,
                 intermediate_values=trial.intermediate_values,
-                user_attrs={**kept, "number": number, "failures": failures},
+                user_attrs={**kept, "failures": failures},
                 system_attrs=trial.system_attrs,
             )
         )
@@ -264,6 +265,10 @@ class Study:
         return importance
 
 
+def _number(trial: optuna.trial.FrozenTrial) -> int:
+    return int(trial.user_attrs["number"])
+
+
 def _settings(config: TrainConfig) -> dict[str, Any]:
     return {
         section: {k: v for k, v in fields.items() if (section, k) not in _OWN}
@@ -273,7 +278,7 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
 
 def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
     kept, state = trial.user_attrs, _STATES[trial.state.name]
-    number = kept.get("number", trial.number)
+    number = _number(trial)
     values = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in kept.get("values", {}).items()

@@ -268,9 +268,9 @@ def _diverged(error: MatineeError) -> bool:
 
 
 def _free_memory(config: TrainConfig) -> None:
-    """So that one trial's memory and compiled code is not in the next one's way."""
-    gc.collect()
+    """So that one trial's GPU memory and compiled code are not in the next one's way."""
     if torch.cuda.is_available():
+        gc.collect()
         torch.cuda.empty_cache()
     if config.speed.compile != "none":
         torch.compiler.reset()
