@@ -38,7 +38,7 @@ def vit(**changes):
 
 def shifted():
     torch.manual_seed(0)
-    backbone = ResNet(BasicBlock, [1, 1], channels=(8, 16), num_classes=3)
+    backbone = ResNet(BasicBlock, [1] * 4, channels=(8, 8, 16, 16), num_classes=3)
     add_temporal_shift(backbone, 4)
     model = FrameModel(backbone, 4)
     to_channels_last(model)

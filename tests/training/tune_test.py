@@ -212,7 +212,7 @@ def test_what_every_trial_would_stumble_over_ends_it_at_once(clips_pack, tmp_pat
     settings = config(clips_pack, tmp_path / "search")
     for section, fields in change.items():
         settings = replace(settings, **{section: replace(getattr(settings, section), **fields)})
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(MatineeError, match=words):
         tune(settings, search=LR, trials=3)
     assert not (tmp_path / "search").exists()
 

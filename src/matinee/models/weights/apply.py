@@ -115,6 +115,11 @@ def _notes(weights: Weights, model: Any, network: Any) -> list[str]:
         own &= {"GELU", "QuickGELU"}
         if wanted and own and wanted not in own:
             notes.append(f"trained with {wanted}, this network's {tower} tower has {own.pop()}")
+        elif not wanted and own and weights.layout == CLIP.name:
+            notes.append(
+                f"the file does not say whether it was trained with GELU or QuickGELU, this "
+                f"network's {tower} tower has {own.pop()}"
+            )
     video = getattr(model, "video", model)
     if weights.traits.one_class_token and getattr(video, "class_token", "clip") == "frame":
         notes.append("trained with one class token a clip, this network has one a frame")

@@ -92,8 +92,9 @@ class Study:
         pruners = self._optuna.pruners
         pruner = pruners.MedianPruner(4, unjudged) if prune else pruners.NopPruner()
         with self._deciding():
+            self._storage = self._open_storage()
             self._study: optuna.Study = self._optuna.create_study(
-                storage=self._storage(), study_name="matinee", direction=direction,
+                storage=self._storage, study_name="matinee", direction=direction,
                 pruner=pruner, load_if_exists=True,
             )  # fmt: skip
             self._join()
@@ -111,7 +112,7 @@ class Study:
             if self.left() <= 0:
                 return None
             fresh = 1 + max((_number(trial) for trial in self._newest()), default=-1)
-            # Seeded by the trial, not by what was drawn before: stopping in between changes nothing.
+            # Seeded by the trial's number, so that stopping in between changes nothing.
             self._study.sampler = self._optuna.samplers.TPESampler(
                 seed=integer_seed(self.config.run.seed, 0, fresh, "tune") % 2**32,
                 n_startup_trials=min(10, max(4, self.total // 3)),
@@ -180,7 +181,7 @@ class Study:
         more = {"importance": self._importance(found), "command": self._command(best.values)}
         return StudyResult(**{**vars(found), **more})
 
-    def _storage(self) -> Any:
+    def _open_storage(self) -> Any:
         # Connections are made here since a path may hold what an address may not.
         path, address = self.folder / "study.db", "sqlite:///study.db"
         connect = lambda: sqlite3.connect(path, timeout=120, check_same_thread=False)  # noqa: E731
@@ -233,7 +234,7 @@ class Study:
     def _again(self, trial: optuna.trial.FrozenTrial, reason: str, *, blame: bool) -> None:
         """End a try, and queue the next one with the same values."""
         failures = trial.user_attrs.get("failures", 0) + blame
-        self._study._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
+        self._storage.set_trial_user_attr(trial._trial_id, "reason", reason)
         self._study.tell(trial.number, state=self._optuna.trial.TrialState.FAIL)
         if failures > _RETRIES or "number" not in trial.user_attrs:
             return

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from matinee.models.weights.layouts.base import Entry, Layout, Traits, rename
@@ -70,9 +69,10 @@ def _entries(state: Mapping[str, Tensor], known: Sequence[str]) -> Iterator[Entr
 
 
 def _traits(state: Mapping[str, Tensor]) -> Traits:
-    """OpenAI trained with QuickGELU; of other files the names do not tell."""
-    first = state.get("visual.conv1.weight")
-    openai = _SETTINGS[0] in state or (first is not None and first.dtype == torch.float16)
+    """OpenAI trained with QuickGELU, and its archives carry its settings; other files do not tell,
+    half precision included: open_clip trains and saves in it too.
+    """
+    openai = all(name in state for name in _SETTINGS)
     return Traits(activation="QuickGELU" if openai else None)
 
 
