@@ -9,8 +9,8 @@ from matinee.data.clips import ClipSpec
 from matinee.data.epochs import EpochLoader
 from matinee.data.image_loader import ImageLoader
 from matinee.errors import ConfigError
-from matinee.pack.images import ImageSet
 from matinee.pack.image_writer import write_images
+from matinee.pack.images import ImageSet
 
 
 @pytest.fixture(scope="module")

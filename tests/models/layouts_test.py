@@ -179,7 +179,10 @@ def test_a_dual_encoder_from_clip_gives_open_clips_embeddings(tmp_path, kind):
     theirs.load_state_dict({k: v.float() for k, v in state.items() if k not in SETTINGS})
     model = dual(frames=2, quick=quick, eps=1e-5)
     report = load_into(model, save(state, tmp_path))
-    assert (report.share, report.missing, report.unexpected, report.notes) == (1, [], [], [])
+    assert (report.share, report.missing, report.unexpected) == (1, [], [])
+    untold = "the file does not say whether it was trained with GELU or QuickGELU"
+    notes = [f"{untold}; this network's {tower} tower has GELU" for tower in ("vision", "text")]
+    assert report.notes == ([] if quick else notes)
     assert report.layout == "CLIP"
     image, ids = noise(3, 3, 32, 32), tokens()
     with torch.no_grad():
@@ -207,6 +210,17 @@ def test_openai_files_say_quick_gelu_and_a_gelu_network_is_told(tmp_path):
         "trained with QuickGELU, this network's vision tower has GELU",
         "trained with QuickGELU, this network's text tower has GELU",
     ]
+
+
+def test_half_precision_alone_does_not_make_a_file_openais(tmp_path):
+    """open_clip saves in it too, of networks with either activation."""
+    path = save({key: value.half() for key, value in fill(clip()).items()}, tmp_path)
+    assert traits_of(path).activation is None
+    for quick, name in ((False, "GELU"), (True, "QuickGELU")):
+        notes = load_into(dual(frames=2, quick=quick), path).notes
+        assert [note.split("; ")[1] for note in notes] == [
+            f"this network's {tower} tower has {name}" for tower in ("vision", "text")
+        ]
 
 
 def test_a_projection_of_another_size_starts_anew_and_is_said(tmp_path):

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.utils import clip_grad
 
 from matinee.models.joint import JointModel
 from matinee.training.config import OptimConfig
@@ -277,6 +278,8 @@ def on_rank(rank, folder):
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD,
         timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
+    # One kernel for many gradients, as on a GPU: it takes no mixture of whole and divided ones.
+    clip_grad._has_foreach_support = lambda tensors, device: True
     whole = StateDictOptions(full_state_dict=True)
     results = {}
     for name in NAMES:

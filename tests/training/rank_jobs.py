@@ -1,8 +1,9 @@
 """What each rank of a test runs: a list of trainings, one after the other, from a JSON file.
 
-A job: config (of `TrainConfig.to_dict`), resume, stop_at (a step after which rank 1 gets SIGTERM,
-rank 0 if it is alone), kill_at (a step after which the last rank is killed, once), double (weights and clips in float64), samples (a folder for what each rank
-read, a line a step), powersgd_start (the step it begins with).
+A job: config (of `TrainConfig.to_dict`), resume; stop_at (a step after which rank 1 gets SIGTERM,
+rank 0 if it is alone), kill_at (a step after which the last rank is killed, once); double (weights
+and clips in float64), samples (a folder for what each rank read, a line a step), powersgd_start
+(the step it begins with).
 """
 
 import json

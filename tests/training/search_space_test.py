@@ -1,4 +1,4 @@
-"""Search spaces: what can be written, what is refused in one line, what a draw makes of a config."""
+"""Search spaces: what can be written, what is refused in one line, what a draw makes of it."""
 
 import dataclasses
 import random

@@ -23,7 +23,8 @@ def run_ranks(world: int, jobs: list[dict], folder: Path, *, max_restarts: int =
     file.write_text(json.dumps(jobs))
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={world}", f"--max-restarts={max_restarts}", rank_jobs.__file__, str(file),
+        f"--nproc-per-node={world}", f"--max-restarts={max_restarts}",
+        rank_jobs.__file__, str(file),
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, check=False,

@@ -1,49 +1,25 @@
-"""A search by many short runs: it finds, prunes, resumes, is shared, and survives bad trials."""
+"""A search by many short runs: it finds, prunes, and survives bad trials."""
 
 import json
-import multiprocessing
-import os
-import signal
-import sqlite3
 import sys
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from relabel import relabelled
+from small_search import LR, Lying, config
 
-from matinee.data.clips import ClipSpec
 from matinee.errors import ClipError, ConfigError, MatineeError
-from matinee.models.config import ModelConfig
+from matinee.models.config import Joint, ModelConfig
 from matinee.tasks.config import MaskedConfig
-from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
 from matinee.training.search import tune as tune_module
-from matinee.training.search.locks import Locks
 from matinee.training.search.space import make_space
-from matinee.training.search.study import Study
-from matinee.training.search.tune import Unseen, tune
-from matinee.training.show.progress import Silent
+from matinee.training.search.tune import tune
 from matinee.training.state.runfolder import RunFolder
 
 pytest.importorskip("optuna")
-LR = ["optim.lr=1e-3..1e-1:log"]
-
-
-def config(pack, out, **optim) -> TrainConfig:
-    settings = {"batch_size": 4, "epochs": 2, "lr": 0.01, "warmup_epochs": 0} | optim
-    return TrainConfig(
-        data=DataConfig(path=str(pack), workers=1, mode="threads"),
-        run=RunConfig(out=str(out), seed=3, device="cpu", log_every=100),
-        model=ModelConfig("test_resnet", dropout=0.0),
-        clip=ClipSpec(frames=2, size=32),
-        optim=OptimConfig(**settings),
-    )
-
-
-def scores(result):
-    return {trial.number: trial.value for trial in result.study.trials}
 
 
 def rows(folder):
@@ -81,24 +57,6 @@ def test_a_trial_is_the_run_that_its_settings_give(clips_pack, tmp_path):
     strip = lambda row: {k: v for k, v in row.items() if k != "spans"}  # noqa: E731
     ours, theirs = rows(tmp_path / "search" / "trial-0001"), rows(tmp_path / "alone")
     assert list(map(strip, ours)) == list(map(strip, theirs))
-
-
-class Lying:
-    """Trains nothing: a score that follows from the rate, over `epochs` validations."""
-
-    def __init__(self, score, metric="top1", epochs=2):
-        self.score, self.metric, self.epochs, self.calls = score, metric, epochs, []
-
-    def __call__(self, made, *, resume, progress):
-        self.calls.append(made)
-        progress.start(total=1, facts=["told"], headline=self.metric)
-        with progress:
-            for epoch in range(1, self.epochs + 1):
-                value = self.score(made, epoch)
-                progress.validated({"epoch": epoch, self.metric: value})
-        return tune_module.TrainResult(
-            made.run.out, 1, self.epochs, {self.metric: value}, 0.1, 0, ""
-        )
 
 
 @pytest.fixture
@@ -153,26 +111,25 @@ def test_trials_behind_the_median_end_early(clips_pack, tmp_path, lying):
             assert f"behind the median of other trials after epoch {expected}" in trial.reason
     assert 4 <= len(complete) < 16
     unpruned = replace(settings, run=replace(settings.run, out=str(tmp_path / "all")))
-    found = tune(unpruned, search=["optim.lr=1e-4..1:log"], trials=16, prune=False).study
-    assert len(found.complete) == 16
+    found = tune(unpruned, search=["optim.lr=1e-4..1:log"], trials=8, prune=False).study
+    assert len(found.complete) == 8
 
 
 def test_a_loss_is_made_small(clips_pack, tmp_path, lying):
     lying(lambda made, epoch: abs(np.log10(made.optim.lr / 0.03)), metric="loss")
     masked = replace(
         config(clips_pack, tmp_path / "search"),
-        model=ModelConfig("vit_tiny_patch16_224", patch_size=8, dropout=0.0, temporal=joint()),
+        model=ModelConfig(
+            "vit_tiny_patch16_224",
+            patch_size=8,
+            dropout=0.0,
+            temporal=Joint(tubelet=2, positions="sine"),
+        ),
         task=MaskedConfig(decoder_depth=1, decoder_width=64, decoder_heads=2),
     )
     found = tune(masked, search=LR, trials=5)
     assert found.study.metric == "loss"
-    assert found.study.best.value == min(scores(found).values())
-
-
-def joint():
-    from matinee.models.config import Joint
-
-    return Joint(tubelet=2, positions="sine")
+    assert found.study.best.value == min(trial.value for trial in found.study.trials)
 
 
 def test_a_trial_that_diverges_is_told_and_the_search_goes_on(clips_pack, tmp_path):
@@ -260,143 +217,6 @@ def test_several_ranks_are_refused(clips_pack, tmp_path, monkeypatch):
         tune(config(clips_pack, tmp_path / "search"), search=LR)
 
 
-class StopIn(Unseen):
-    """Sends this process a signal after a step of one trial."""
-
-    def __init__(self, number, step, sent):
-        self.number, self.step, self.sent = number, step, sent
-
-    def trial(self, number, values):
-        view = self
-
-        class Stopping(Silent):
-            def step(self, step):
-                if (number, step) == (view.number, view.step):
-                    os.kill(os.getpid(), view.sent)
-
-        return Stopping()
-
-
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_trial_goes_on_where_it_was(clips_pack, tmp_path, sent):
-    """In its second epoch; the search ends as one that was never stopped."""
-    whole = tune(config(clips_pack, tmp_path / "whole"), search=LR, trials=3)
-    settings = config(clips_pack, tmp_path / "search")
-    found = tune(settings, search=LR, trials=3, view=StopIn(1, 4, sent))
-    assert found.stopped == sent.name and found.waiting == 2
-    assert [trial.state for trial in found.study.trials] == ["complete", "waiting"]
-    found = tune(settings, search=LR, trials=3)
-    assert scores(found) == scores(whole) and not found.stopped and not found.waiting
-    assert [t.values for t in found.study.trials] == [t.values for t in whole.study.trials]
-    assert [t.curve for t in found.study.trials] == [t.curve for t in whole.study.trials]
-    steps = [row["step"] for row in RunFolder(tmp_path / "search" / "trial-0001").rows()]
-    assert steps == sorted(steps)  # one run, gone on with
-
-
-def dying(made, *, resume, progress, trial):
-    """Instead of a training: a score that follows from the rate; one trial ends its process."""
-    run = tmp_name(made)
-    with open(f"{made.run.out}.calls", "a") as calls:
-        calls.write("x")
-    if run == f"trial-{trial:04d}":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return Lying(lambda made, epoch: made.optim.lr)(made, resume=resume, progress=progress)
-
-
-def tmp_name(made):
-    return made.run.out.rpartition("/")[2]
-
-
-def work(settings, trials, dies):
-    tune_module.train = partial(dying, trial=dies)
-    tune(settings, search=LR, trials=trials, prune=False)
-
-
-@pytest.fixture(scope="module")
-def start():
-    """Starts a search in a process of its own; ends all that are left."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["matinee.training.search.tune", "optuna", "timm"])
-    started = []
-
-    def begin(settings, *, trials, dies=-1):
-        process = context.Process(target=work, args=(settings, trials, dies))
-        process.start()
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        process.kill()
-        process.join(10)
-
-
-def test_a_killed_search_goes_on_to_as_many_trials(clips_pack, tmp_path, start, lying):
-    """SIGKILL in the third of four: that it is dead is known at once, and it is tried again."""
-    lying(lambda made, epoch: made.optim.lr)
-    settings = config(clips_pack, tmp_path / "search")
-    killed = start(settings, trials=4, dies=2)
-    killed.join(120)
-    assert killed.exitcode == -signal.SIGKILL
-    found = tune(settings, search=LR, trials=4)
-    assert [trial.number for trial in found.study.trials] == [0, 1, 2, 3]
-    assert len(found.study.complete) == 4
-    assert len({trial.values["optim.lr"] for trial in found.study.trials}) == 4
-
-
-def test_a_trial_that_kills_its_process_twice_is_given_up(clips_pack, tmp_path, start, lying):
-    lying(lambda made, epoch: made.optim.lr)
-    settings = config(clips_pack, tmp_path / "search")
-    for _ in range(2):
-        killed = start(settings, trials=2, dies=1)
-        killed.join(120)
-        assert killed.exitcode == -signal.SIGKILL
-    found = tune(settings, search=LR, trials=2)
-    assert [trial.state for trial in found.study.trials] == ["complete", "failed"]
-    assert "process ended" in found.study.trials[1].reason
-    assert (tmp_path / "search" / "trial-0001.calls").read_text() == "xx"
-
-
-def test_two_processes_share_a_search(clips_pack, tmp_path, start):
-    """Eight trials in all, each once, though both begin in an empty folder."""
-    settings = config(clips_pack, tmp_path / "search")
-    both = [start(settings, trials=8) for _ in range(2)]
-    for process in both:
-        process.join(120)
-        assert process.exitcode == 0
-    found = tune(settings, search=LR, trials=8).study
-    assert [trial.number for trial in found.trials] == list(range(8))
-    assert len(found.complete) == 8
-    assert len({trial.values["optim.lr"] for trial in found.trials}) == 8
-    calls = sorted((tmp_path / "search").glob("*.calls"))
-    assert [call.read_text() for call in calls] == ["x"] * 8
-    with sqlite3.connect(tmp_path / "search" / "study.db") as database:
-        assert database.execute("select count(*) from trials").fetchone() == (8,)
-
-
-def hold(path, ready, done):
-    locks = Locks(path)
-    assert locks.hold(3)
-    ready.set()
-    done.wait(60)
-
-
-def test_a_lock_is_held_by_one_process_until_it_ends(tmp_path):
-    context = multiprocessing.get_context("forkserver")
-    ready, done = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(tmp_path / "lock", ready, done))
-    other.start()
-    try:
-        assert ready.wait(60)
-        locks = Locks(tmp_path / "lock")
-        assert not locks.hold(3) and locks.hold(4)
-        other.kill()
-        other.join(60)
-        assert locks.hold(3)
-    finally:
-        other.kill()
-
-
 @pytest.mark.parametrize("error", [ClipError("a", "b", "torn"), OSError(28, "full"), KeyError("k")])
 def test_an_error_that_is_no_trials_own_ends_the_search_and_the_trial_is_tried_again(
     clips_pack, tmp_path, monkeypatch, lying, error
@@ -417,8 +237,6 @@ def test_an_error_that_is_no_trials_own_ends_the_search_and_the_trial_is_tried_a
 
 
 def test_an_out_of_memory_trial_is_told(clips_pack, tmp_path, monkeypatch):
-    import torch
-
     def full(made, **more):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -434,7 +252,7 @@ def test_importance_finds_the_setting_that_the_score_is_made_of(clips_pack, tmp_
         "optim.weight_decay=1e-6..1e-1:log",
         "clip.flip=none,horizontal",
     ]
-    found = tune(config(clips_pack, tmp_path / "s"), search=search, trials=24, prune=False).study
+    found = tune(config(clips_pack, tmp_path / "s"), search=search, trials=16, prune=False).study
     assert sum(found.importance.values()) == pytest.approx(1)
     assert found.importance["optim.lr"] == max(found.importance.values()) > 0.6
     few = tune(config(clips_pack, tmp_path / "few"), search=search, trials=4).study
@@ -463,4 +281,4 @@ def test_the_study_file_can_lie_anywhere(clips_pack, tmp_path, lying):
     lying(lambda made, epoch: 0.5)
     out = tmp_path / "a {b}?c#d%20 é"
     assert len(tune(config(clips_pack, out), search=LR, trials=1).study.trials) == 1
-    assert (out / "study.db").exists() and Study is not None
+    assert (out / "study.db").exists()

@@ -70,7 +70,7 @@ def main(args: Sequence[str]) -> int:
         return launch(list(args), processes=command.gpus, max_restarts=command.max_restarts)
     result = train(
         command.config, resume="auto" if command.resume == "auto" else command.resume == "always",
-        progress=show_on(Console(stderr=True), how=command.progress)
+        progress=show_on(Console(stderr=True), args[0], how=command.progress)
     )
     if result.stopped:
         if ranks.rank == 0:

@@ -83,15 +83,15 @@ def to_video(
     pairs = video.view(clips, 3, frames, half[0], 2, half[1], 2)
     pairs += tint[:, :, :, :, None, :, None]
     video.clamp_(0, 1)
-    video.sub_(_channels(mean, video.device))
-    video.div_(_channels(std, video.device))
+    video.sub_(channels(mean, video.device))
+    video.div_(channels(std, video.device))
     if flip is not None:
         video = torch.where(flip.view(-1, 1, 1, 1, 1), video.flip(-1), video)
     return video
 
 
 @lru_cache(maxsize=16)
-def _channels(values: tuple[float, float, float], device: torch.device) -> Tensor:
+def channels(values: tuple[float, float, float], device: torch.device) -> Tensor:
     """One value a channel, [1, 3, 1, 1, 1]; kept, since a GPU is waited for when it gets them."""
     with torch.inference_mode(False):
         return torch.tensor(values, device=device).view(1, 3, 1, 1, 1)

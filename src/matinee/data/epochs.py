@@ -31,6 +31,7 @@ from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.data.order import epoch_order
 from matinee.data.random import integer_seed
+from matinee.data.transfer import send
 from matinee.errors import ClipError, ConfigError
 from matinee.pack.selection import SampleTable
 
@@ -170,14 +171,17 @@ class EpochLoader(ABC):
     def __iter__(self) -> Iterator[Batch]:
         if self.position == len(self):  # restored at the very end of an epoch
             self.epoch, self.position = self.epoch + 1, 0
-        while self.position < len(self):
-            batch = self._next()
-            self.position += 1
-            if self.position == len(self):
-                self.epoch, self.position = self.epoch + 1, 0
-                yield batch
-                return
-            yield batch
+        epoch = self.epoch
+        while self.epoch == epoch:
+            yield self._step()  # kept nowhere here, or its memory would outlive its step
+
+    def _step(self) -> Batch:
+        """The next batch; the position behind it."""
+        batch = self._next()
+        self.position += 1
+        if self.position == len(self):
+            self.epoch, self.position = self.epoch + 1, 0
+        return batch
 
     @abstractmethod
     def _next(self) -> Batch:
@@ -205,7 +209,7 @@ class EpochLoader(ABC):
         if self._swaps:
             pairs = zip(target.tolist(), flips, strict=True)
             target = np.array([self._swaps.get(t, t) if f else t for t, f in pairs])
-        return torch.from_numpy(target).to(self.device)
+        return send(torch.from_numpy(target), self.device)
 
     def _seeds(self, epoch: int, items: NDArray[np.int64]) -> Tensor:
         """int64 [B]: where everything starts that is drawn for a clip later."""

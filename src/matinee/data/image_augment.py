@@ -17,7 +17,8 @@ from matinee.data.clips import (
     plan_evaluation_clip,
     plan_training_clip,
 )
-from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD
+from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD, channels
+from matinee.data.transfer import send
 from matinee.errors import ConfigError
 from matinee.media.decode import Box
 from matinee.pack.reader import SampleInfo
@@ -91,24 +92,22 @@ def to_images(
     """
     device = pixels_BHWC.device
     # Integers of all plans in one transfer: x, y, width, height, mirrored.
-    where = torch.tensor(
-        [(p.box.x, p.box.y, p.box.width, p.box.height, p.flip) for p in plans], dtype=torch.int64
-    ).to(device)
+    boxes = [(p.box.x, p.box.y, p.box.width, p.box.height, p.flip) for p in plans]
+    where = send(torch.tensor(boxes, dtype=torch.int64), device)
     x, y, width, height, flip = where.unbind(1)
     image = pixels_BHWC.permute(0, 3, 1, 2).to(torch.float32).div_(255)  # [B, 3, H, W]
     if any(plan.color != (1, 1, 1) for plan in plans):
         factors = torch.tensor([plan.color for plan in plans], dtype=torch.float32)
-        image = _change_colors(image, factors.to(device)).clamp_(0, 1)
-    shape = (1, 3, 1, 1)
-    image = image.sub_(torch.tensor(mean, device=device).view(shape))
-    image = image.div_(torch.tensor(std, device=device).view(shape))
+        image = _change_colors(image, send(factors, device)).clamp_(0, 1)
+    image = image.sub_(channels(mean, device)[..., 0])
+    image = image.div_(channels(std, device)[..., 0])
     rows = _weights(y, height, size, image.shape[2])
     columns = _weights(x, width, size, image.shape[3])
     columns = torch.where(flip.view(-1, 1, 1) > 0, columns.flip(1), columns)
     with torch.autocast(device.type, enabled=False):  # pixels keep their 8 bits
         image = rows[:, None] @ image @ columns[:, None].transpose(-1, -2)
     if any(plan.erase is not None for plan in plans):
-        image.masked_fill_(_blanked(plans, size).to(device)[:, None], 0)
+        image.masked_fill_(send(_blanked(plans, size), device)[:, None], 0)
     return image[:, :, None]
 
 

@@ -19,10 +19,11 @@ class ClassificationConfig:
     the pairs of columns `verb` and `noun`, whose own scores are sums over pairs."""
     label_smoothing: float = 0.0
     mixup: float = 0.0
-    """Blend each clip with another; weights from Beta(a, a) (arXiv 1710.09412); 0 for none."""
+    """Blend each clip with its neighbour in the batch; weights from Beta(a, a) (arXiv 1710.09412);
+    0 for none. Micro-batches must be even."""
     cutmix: float = 0.0
     """Paste a box of another clip into all frames; area from Beta(a, a) (arXiv 1905.04899). With
-    both, each batch takes one of them at even odds."""
+    both, each pair of neighbours takes one of them at even odds."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:

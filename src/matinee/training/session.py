@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from matinee.data.batch import Batch
 from matinee.data.epochs import EpochLoader
+from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError
 from matinee.evaluation.run import evaluate_task
 from matinee.models.compile import compile_model
@@ -29,13 +31,19 @@ from matinee.training.parallel.wrap import wrap
 from matinee.training.parallel.zero import divided_optimizer
 from matinee.training.precision import allow_tf32, autocast, pick_precision
 from matinee.training.resume import check_vocabulary, find_state
-from matinee.training.setup import Setup, prepare, training_loader, validation_loader
-from matinee.training.show.loggers import Logger, open_loggers
+from matinee.training.setup import (
+    Setup,
+    micro_batch,
+    prepare,
+    training_loader,
+    validation_loader,
+)
+from matinee.training.show.loggers import Logger, check_loggers, open_loggers
 from matinee.training.show.progress import Progress
 from matinee.training.stages import Stage, Timeline, plan_stages
 from matinee.training.state.runfolder import RunFolder
 from matinee.training.state.train_state import TrainState
-from matinee.training.step import StepRunner, Stepped
+from matinee.training.step import Stepped, StepRunner
 
 NOISE_DECAY = 0.99
 
@@ -57,6 +65,8 @@ class Session:
     notes: tuple[str, ...]
     loggers: list[Logger] = field(default_factory=list)
     saved_at: float = field(default_factory=time.perf_counter)
+    norm: Tensor = field(default_factory=lambda: torch.zeros(()))
+    """Of the last step's gradient, before its limit."""
     _stage: Stage | None = None
 
     def batches(self, epoch: int) -> Iterator[Batch]:
@@ -69,6 +79,8 @@ class Session:
                 self.state.loader.epoch = epoch
             self._resize(stage)
             self._stage = stage
+        if isinstance(self.state.loader, ClipLoader):
+            self.state.loader.spans = self.runner.spans
         return iter(self.state.loader)
 
     def done(self, stepped: Stepped, clips: int) -> None:
@@ -80,6 +92,7 @@ class Session:
             state.sums[name] = state.sums[name] + value if name in state.sums else value
         bad = stepped.loss if self.precision == "fp16" else stepped.loss + stepped.norm
         state.recent[state.step] = (bad, stepped.samples)
+        self.norm = stepped.norm
         if state.ema is not None and not stepped.skipped:
             state.ema.update(state.model, state.updates)
         state.skipped += stepped.skipped
@@ -116,6 +129,7 @@ class Session:
             "loss": float(loss) / state.clips,
             **{name: float(value) / state.clips for name, value in sums.items()},
             "lr": lr,
+            "grad_norm": float(self.norm),
             "clips": state.clips,
             "clips_per_s": state.clips / max(seconds, 1e-9),
             "masked": state.masked,
@@ -125,6 +139,8 @@ class Session:
             row["noise_scale"] = float(state.noise.value())
         if self.precision == "fp16":
             row |= {"skipped": state.skipped, "loss_scale": state.scaler.get_scale()}
+        if self.ranks.world > 1:
+            row["world"] = self.ranks.world
         if self.ranks.device.type == "cuda":
             row["memory_gib"] = torch.cuda.max_memory_allocated(self.ranks.device) / 2**30
         state.loss, state.sums, state.clips = None, {}, 0
@@ -232,12 +248,14 @@ def open_session(
     allow_tf32(config.speed.tf32)
     pack = open_data(config.data.path)
     # A run that goes on has all its weights in the checkpoint.
-    found = find_state(folder, config, pack, ranks) if resume else None
-    setup = prepare(pack, config, ranks, new_weights=found is None)
     stages = plan_stages(
         config.speed.stages, epochs=config.optim.epochs, frames=config.clip.frames,
         size=config.clip.size, batch_size=config.optim.batch_size,
     )  # fmt: skip
+    for stage in stages:
+        micro_batch(config, ranks, stage, parts)
+    found = find_state(folder, config, pack, ranks) if resume else None
+    setup = prepare(pack, config, ranks, new_weights=found is None)
     timeline = Timeline(stages, _items(setup))
     task, optim = setup.task, config.optim
     task.train()
@@ -278,9 +296,13 @@ def open_session(
 def _begin(session: Session, *, resumed: bool) -> None:
     """On rank 0: make the folder ready, or take back what was written after the checkpoint."""
     folder, state, config = session.folder, session.state, session.config
+    if not resumed:
+        check_loggers(config.run.loggers)
+        folder.check_new()
     session.loggers[:] = open_loggers(
-        config.run.loggers, folder.path, config.to_dict(), state.step if resumed else None
-    )
+        config.run.loggers, folder.path, config.to_dict(), state.step if resumed else None,
+        session.say.note,
+    )  # fmt: skip
     if resumed:
         start = session.timeline.start(state.validated)
         folder.resume(state.step, validated=start == state.step)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from matinee.data.epochs import EpochLoader
 from matinee.data.loader import default_workers
+from matinee.data.mix import check_pairs
 from matinee.data.open_loader import open_loader
 from matinee.data.random import integer_seed
 from matinee.errors import ConfigError
@@ -104,19 +105,28 @@ def prepare(pack: DataSet, config: TrainConfig, ranks: Ranks, *, new_weights: bo
     )
 
 
-def training_loader(setup: Setup, stage: Stage, parts: int) -> EpochLoader:
-    """What one rank trains on in a stage of the run, in `parts` micro-batches a step.
+def micro_batch(config: TrainConfig, ranks: Ranks, stage: Stage, parts: int) -> int:
+    """Clips of a micro-batch in a stage of the run, with `parts` of them a step on each rank.
 
     Raises:
         ConfigError: a batch that cannot be cut so.
     """
-    config, ranks = setup.config, setup.ranks
     micro, left = divmod(stage.batch_size, parts * ranks.world)
     if left or not micro:
         raise ConfigError(
             f"--optim.batch-size {stage.batch_size} cannot be cut into {parts} parts on "
             f"{ranks.world} ranks: choose a multiple of {parts * ranks.world}"
         )
+    task = config.task
+    if isinstance(task, ClassificationConfig) and (task.mixup or task.cutmix):
+        check_pairs(micro, crops=config.data.crops)
+    return micro
+
+
+def training_loader(setup: Setup, stage: Stage, parts: int) -> EpochLoader:
+    """What one rank trains on in a stage of the run."""
+    config = setup.config
+    micro = micro_batch(config, setup.ranks, stage, parts)
     return open_loader(
         setup.pack, split=setup.splits.train, batch_size=micro, group=parts,
         clip=replace(config.clip, frames=stage.frames, size=stage.size),
@@ -126,7 +136,7 @@ def training_loader(setup: Setup, stage: Stage, parts: int) -> EpochLoader:
 
 
 def validation_loader(setup: Setup, batch_size: int) -> EpochLoader:
-    """This rank's share of the samples that are validated on, one view each."""
+    """The samples that this rank validates on, one view each."""
     return open_loader(
         setup.pack, split=setup.splits.val, batch_size=batch_size, views=(1, 1),
         clip=setup.config.clip, **_shared(setup),

@@ -12,6 +12,7 @@ from matinee.errors import ConfigError
 from matinee.models.weights.detect import Weights, open_weights
 from matinee.models.weights.fit import KERNEL, Plan, grid_of, plan
 from matinee.models.weights.layouts import Traits, part
+from matinee.models.weights.layouts.clip import CLIP, UNTOLD
 from matinee.models.weights.names import canonical_names, classifiers, image_network
 from matinee.models.weights.report import ImportReport
 
@@ -116,10 +117,7 @@ def _notes(weights: Weights, model: Any, network: Any) -> list[str]:
         if wanted and own and wanted not in own:
             notes.append(f"trained with {wanted}, this network's {tower} tower has {own.pop()}")
         elif not wanted and own and weights.layout == CLIP.name:
-            notes.append(
-                f"the file does not say whether it was trained with GELU or QuickGELU, this "
-                f"network's {tower} tower has {own.pop()}"
-            )
+            notes.append(f"{UNTOLD}; this network's {tower} tower has {own.pop()}")
     video = getattr(model, "video", model)
     if weights.traits.one_class_token and getattr(video, "class_token", "clip") == "frame":
         notes.append("trained with one class token a clip, this network has one a frame")

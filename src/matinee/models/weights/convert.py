@@ -25,6 +25,7 @@ from matinee.models.weights.detect import Weights, translate
 from matinee.models.weights.files import digest, read_weights
 from matinee.models.weights.fit import KERNEL, POSITIONS, TIME, plan
 from matinee.models.weights.layouts import is_head, part
+from matinee.models.weights.layouts.clip import CLIP, UNTOLD
 from matinee.models.weights.layouts.clip import TEXT
 from matinee.models.weights.names import canonical_names, classifiers, rename_head
 from matinee.models.weights.report import ImportReport
@@ -98,6 +99,9 @@ def convert_weights(
     own_memory = partial(torch.clone, memory_format=torch.contiguous_format)  # what is tied is not
     tensors = {_own_name(n, heads): own_memory(value) for n, value in found.values.items()}
     classifier = any(part(n) == "classifier" for n in found.values)
+    notes = [weights.traits.lost] if weights.traits.lost else []
+    if weights.layout == CLIP.name and weights.traits.activation is None:
+        notes.append(f"{UNTOLD}; this is {name} (of QuickGELU: --model vit_…_clip_quickgelu_…)")
     report = ImportReport(
         layout=weights.layout,
         matched=list(tensors),
@@ -105,7 +109,7 @@ def convert_weights(
         unexpected=found.unexpected,
         aside=found.aside,
         changed=found.changed,
-        notes=[weights.traits.lost] if weights.traits.lost else [],
+        notes=notes,
         share=found.share,
         classifier="loaded" if classifier else "none",
     )

@@ -84,7 +84,7 @@ class Agent(LocalElasticAgent):
             self._give_up_or_start_again(failed)
         elif len(ended) < len(worker_group.workers):
             # torch would end the others 30 s after the first, even if they still save.
-            return RunResult(state=WorkerState.HEALTHY)
+            pass
         else:
             self._complete = not any(ended.values())
             self._remaining_restarts = 0  # a run that was stopped ends with a status too

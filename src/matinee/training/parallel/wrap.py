@@ -62,8 +62,8 @@ def wrap(task: Task, config: ParallelConfig, ranks: Ranks, *, parts: int, bf16: 
     new = "forward_sync_buffers"
     buffers: dict[str, Any] = {new if new in known else "broadcast_buffers": False}
     module = DistributedDataParallel(
-        _Compute(task), bucket_cap_mb=bucket_size(config, ranks.device), gradient_as_bucket_view=True,
-        **buffers,
+        _Compute(task), bucket_cap_mb=bucket_size(config, ranks.device),
+        gradient_as_bucket_view=True, **buffers,
     )  # fmt: skip
     add_hook(module, config)
 

@@ -31,6 +31,8 @@ _VIT = [
     (r"\.mlp\.c_proj\.", ".mlp.fc2."),
 ]
 
+UNTOLD = "the file does not say whether it was trained with GELU or QuickGELU"
+
 TEXT = ("token_embedding.", "positional_embedding", "transformer.resblocks.", "ln_final.")
 """How the names of CLIP's text transformer begin."""
 
