@@ -34,7 +34,7 @@ def sgd(pack, **optim):
 
 def test_losses_are_those_of_a_plain_loop(clips_pack):
     """The same network and batches; weight - rate × gradient, at rates that rise by one factor."""
-    found = find_lr(sgd(clips_pack), low=1e-4, high=1e-1, steps=20)
+    found = find_lr(sgd(clips_pack), low=1e-4, high=1e-2, steps=20)
     pack = Pack(clips_pack)
     setup = prepare(pack, sgd(clips_pack), Ranks(0, 1, 1, torch.device("cpu")))
     network = setup.task.model.train()
@@ -52,9 +52,9 @@ def test_losses_are_those_of_a_plain_loop(clips_pack):
             loss.backward()
             with torch.no_grad():
                 for weight in network.parameters():
-                    weight -= 1e-4 * 1000 ** (number / 19) * weight.grad
+                    weight.sub_(1e-4 * 100 ** (number / 19) * weight.grad)
     assert np.allclose(found.losses, losses, rtol=1e-4)
-    assert np.allclose(found.rates, np.geomspace(1e-4, 1e-1, 20))
+    assert np.allclose(found.rates, np.geomspace(1e-4, 1e-2, 20))
 
 
 def test_rates_are_those_of_optim_lr_which_grow_with_the_batch(clips_pack):
@@ -118,7 +118,7 @@ def test_it_ends_where_the_loss_diverges_and_writes_nothing(clips_pack, tmp_path
 def test_settings_that_cannot_be_are_refused(clips_pack, monkeypatch):
     with pytest.raises(ConfigError, match="fewer than one batch of 16"):
         find_lr(sgd(clips_pack, batch_size=16))
-    with pytest.raises(ConfigError, match="--from 1 --to 0.1"):
+    with pytest.raises(ConfigError, match="--from 1 --to"):
         find_lr(sgd(clips_pack), low=1, high=0.1)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"),
                         ("LOCAL_WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"),

@@ -16,7 +16,7 @@ from matinee.models.inflate import InflatedModel, inflate
 from matinee.models.joint import JointModel
 from matinee.models.masked import plain_encoder
 from matinee.models.non_local import add_non_local
-from matinee.models.shift import add_temporal_pooling, add_temporal_shift
+from matinee.models.shift import add_temporal_pooling, add_temporal_shift, check_shift
 from matinee.models.weights import load_into
 
 
@@ -58,6 +58,7 @@ def _video_network(
                 backbone, frames, shift.div, placement=shift.placement, every=shift.every,
                 causal=shift.causal,
             )  # fmt: skip
+            check_shift(backbone, frames, size)
             if shift.non_local:
                 add_non_local(backbone, frames)
         case Inflate() as spread:

@@ -30,9 +30,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from matinee.errors import ConfigError
+from matinee.errors import ConfigError, first_line
 from matinee.extras import require
 from matinee.models.blocks import block_names
+from matinee.models.measure import dry_run
 
 Placement = Literal["residual", "in-place"]
 
@@ -186,6 +187,42 @@ def add_temporal_shift(
             model.set_submodule(name, ShiftedBlock(model.get_submodule(name), shift))
         wrapped.append(path if placement == "residual" else name)
     return wrapped
+
+
+def check_shift(model: nn.Module, frames: int, size: int) -> None:
+    """Refuse a shifted network that hands its shifts anything but [B·T, C, H, W].
+
+    Some networks have their channels last between blocks: there, rows of the picture would move.
+    Others look into the convolutions that were wrapped. Nothing is computed but shapes.
+
+    Args:
+        frames, size: of a clip; pictures are square.
+
+    Raises:
+        ConfigError: such a network, by its name.
+    """
+    wrong: list[str] = []
+
+    def look(shift: nn.Module, args: tuple[Tensor]) -> None:
+        if args[0].ndim != 4 or args[0].shape[2] != args[0].shape[3]:
+            wrong.append(str(list(args[0].shape)))
+
+    shifts = [module for module in model.modules() if isinstance(module, TemporalShift)]
+    hooks = [shift.register_forward_pre_hook(look) for shift in shifts]
+    try:
+        dry_run(model, frames, 3, size, size)
+    except Exception as error:  # whatever a network's own code raises
+        reason = f"its blocks cannot be wrapped ({first_line(error)})"
+    else:
+        reason = f"its features are not [N, C, H, W] but {wrong[0]}" if wrong else ""
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if reason:
+        raise ConfigError(
+            f"{type(model).__name__} cannot be shifted in time so: {reason}; choose another "
+            "--model.temporal.placement, or a network such as resnet50"
+        )
 
 
 def add_temporal_pooling(model: nn.Module, frames: int) -> None:

@@ -305,7 +305,8 @@ def _begin(session: Session, *, resumed: bool) -> None:
     )  # fmt: skip
     if resumed:
         start = session.timeline.start(state.validated)
-        folder.resume(state.step, validated=start == state.step)
+        best = None if state.best is None else state.best[0]
+        folder.resume(state.step, validated=start == state.step, best=best)
     else:
         folder.create(config)
 

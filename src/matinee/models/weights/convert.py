@@ -25,8 +25,7 @@ from matinee.models.weights.detect import Weights, translate
 from matinee.models.weights.files import digest, read_weights
 from matinee.models.weights.fit import KERNEL, POSITIONS, TIME, plan
 from matinee.models.weights.layouts import is_head, part
-from matinee.models.weights.layouts.clip import CLIP, UNTOLD
-from matinee.models.weights.layouts.clip import TEXT
+from matinee.models.weights.layouts.clip import CLIP, TEXT, UNTOLD
 from matinee.models.weights.names import canonical_names, classifiers, rename_head
 from matinee.models.weights.report import ImportReport
 

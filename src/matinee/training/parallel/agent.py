@@ -84,7 +84,7 @@ class Agent(LocalElasticAgent):
             self._give_up_or_start_again(failed)
         elif len(ended) < len(worker_group.workers):
             # torch would end the others 30 s after the first, even if they still save.
-            pass
+            return RunResult(state=WorkerState.HEALTHY)
         else:
             self._complete = not any(ended.values())
             self._remaining_restarts = 0  # a run that was stopped ends with a status too
@@ -103,7 +103,7 @@ class Agent(LocalElasticAgent):
         while self._alive() and time.monotonic() < end:
             time.sleep(0.05)
         self._kill()
-        again = status != TOLD and not self.stop and self._remaining_restarts > 0
+        again = not self.stop and self._remaining_restarts > 0
         if again:
             left = self._remaining_restarts - 1
             what += f": all start again from the last checkpoint (restarts left: {left})"
