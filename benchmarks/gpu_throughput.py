@@ -20,7 +20,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def measure(arm: Arm, pack: Path, options: argparse.Namespace) -> dict[str, Any]
     ):
         config = settings(arm, pack, Path(folder) / "run", options)
         session = open_session(config, ranks, Silent(), Spans(), resume=False)
-        with closing(session):
+        with session:
             batches = source(session, arm.source)
             begin = time.perf_counter()
             run(session, batches, options.warm_up)

@@ -15,7 +15,6 @@ import json
 import statistics
 import tempfile
 import time
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -133,7 +132,7 @@ def looped(steps: int, config: TrainConfig, pack: ImageSet, *, spans: bool) -> f
             config, alone, setup, folder, Timeline((Stage(1, 1, SIDE, CLIPS),), steps * CLIPS),
             TrainState(task.model, optimizer, runner.scaler, loader), runner, times, "fp32", 1, (),
         )  # fmt: skip
-        with closing(session):
+        with session:
             run_loop(session)
     return (times.last - times.first) / (steps - 1) * 1e6
 

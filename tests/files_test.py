@@ -44,9 +44,17 @@ def test_a_command_that_cannot_write_says_where_in_one_line(clips_pack, tmp_path
     }[what]  # fmt: skip
     code = LIMITED + f"from matinee.cli import main\nsys.exit(main({args!r}))\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    file = {"train": tmp_path / "run" / "last.pt", "sheet": tmp_path / "sheet.png"}[what]
+    file = {
+        "train": tmp_path / "run" / "checkpoints" / "step-00000003.pt",
+        "sheet": tmp_path / "sheet.png",
+    }[what]
+    more = {
+        "train": ": the checkpoint of step 3 could not be saved; there is no other: make room, or "
+        "mend the folder, and go on with --resume",
+        "sheet": "",
+    }[what]
     assert done.returncode == 2, done.stderr
-    assert done.stderr.strip() == f"matinee {args[0]}: {file}: File too large"
+    assert done.stderr.strip() == f"matinee {args[0]}: {file}: File too large{more}"
     assert not list(tmp_path.rglob("*.tmp"))
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.data.epochs import EpochLoader
+from matinee.data.random import integer_seed
 from matinee.errors import MatineeError
 from matinee.evaluation import arrays
 from matinee.evaluation.ranks import gather_rows, share
@@ -57,7 +58,7 @@ def table() -> SampleTable:
             "one": [None if row == 9 else names[row % 3] for row in range(ROWS)],
             "verb": [verb for verb, _ in pairs],
             "noun": [None if row == 2 else noun for row, (_, noun) in enumerate(pairs)],
-            "text": [f"and also {row}\n{row % 5} is said" for row in range(ROWS)],
+            "text": [f"and then also {row}\n{row % 5} is said" for row in range(ROWS)],
         }
     )
     return pack
@@ -91,8 +92,9 @@ class Memory(EpochLoader):
         )
 
     def _seeds(self, epoch, items):
-        share = np.flatnonzero(self.all_samples == self.samples[0])[0] * self._per_sample
-        return super()._seeds(epoch, (items + share) % (len(self.all_samples) * self._per_sample))
+        """By row and view: whichever rank reads a clip, it gets the same mask."""
+        numbers = self._rows(items) * 4 + items % self._per_sample
+        return torch.tensor([integer_seed(self.seed, epoch, n, "clip") for n in numbers.tolist()])
 
     def close(self) -> None:
         pass

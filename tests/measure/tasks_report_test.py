@@ -161,6 +161,7 @@ def test_masked_run_whose_pack_or_checkpoint_is_gone_makes_a_page(tmp_path, pack
     page = read(write_report(tmp_path / "r.html", [run]))
     assert "No reconstruction:" in page.text and "is no pack" in page.text
     (run / "last.pt").unlink()
+    shutil.rmtree(run / "checkpoints")
     page = read(write_report(tmp_path / "s.html", [run]))
     assert "has no checkpoint yet" in page.text and not images(page)
 

@@ -260,7 +260,7 @@ def test_a_second_shift_and_an_impossible_step_are_refused():
     model = timm.create_model("test_resnet")
     with pytest.raises(ConfigError, match="every 0-th block: at least 1"):
         add_temporal_shift(model, 4, every=0)
-    with pytest.raises(ConfigError, match=r"layer1\.0\.conv1 has 32 channels"):
+    with pytest.raises(ConfigError, match=r"layer1\.0\.conv1 of ResNet has 32 channels"):
         add_temporal_shift(model, 4, divisor=64)
     add_temporal_shift(model, 4)
     with pytest.raises(ValueError, match="shifted already"):
@@ -344,3 +344,33 @@ def test_an_unknown_backbone_is_refused_with_a_suggestion():
     """Close names are offered."""
     with pytest.raises(ConfigError, match=r"no model 'resnet51'; did you mean .*resnet"):
         build_video_model(ModelConfig(backbone="resnet51"), num_classes=2, frames=4, size=32)
+
+
+@pytest.mark.parametrize(
+    ("name", "placement", "words"),
+    [
+        ("test_mambaout", "in-place", r"MambaOut cannot be .* not \[N, C, H, W\] but \[4, 8, 8,"),
+        ("rdnet_tiny", "in-place", "RDNet cannot be .* cannot be wrapped"),
+        ("coat_lite_tiny", "in-place", "CoaT cannot be .* unexpected keyword"),
+        ("coat_lite_tiny", "residual", "blocks of CoaT share a convolution"),
+        ("repvgg_a0", "residual", "of ByobNet has 3 channels"),
+    ],
+)
+def test_networks_whose_blocks_cannot_be_shifted_are_refused_by_name(name, placement, words):
+    """Channels last between blocks would have rows of the picture moved, and nobody the wiser."""
+    config = ModelConfig(name, Shift(placement), dropout=0.0)
+    with pytest.raises(ConfigError, match=words):
+        build_video_model(config, num_classes=2, frames=4, size=64)
+
+
+def test_channels_last_within_a_block_only_is_no_hindrance():
+    """mambaout's convolutions get [N, C, H, W]: a residual shift moves channels, as everywhere."""
+    config = ModelConfig("test_mambaout", Shift(), dropout=0.0)
+    model, _, _ = build_video_model(config, num_classes=2, frames=4, size=64)
+    shift = next(m for m in model.modules() if isinstance(m, TemporalShift))
+    seen = {}
+    shift.register_forward_hook(lambda _m, args, out: seen.update(x=args[0], out=out))
+    model.eval()(torch.randn(1, 3, 4, 64, 64))
+    channels = seen["x"].shape[1]
+    sources = {c: 1 if c < channels // 8 else -1 for c in range(2 * (channels // 8))}
+    assert torch.equal(seen["out"], shift_by_loop(seen["x"], 4, sources))

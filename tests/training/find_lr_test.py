@@ -1,5 +1,6 @@
 """The learning-rate range test on real networks, against a plain loop."""
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from matinee.models.config import Joint, ModelConfig
 from matinee.pack.reader import Pack
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig, MaskedConfig
 from matinee.training.parallel.ranks import Ranks
+from matinee.training.search import find_lr as find_lr_module
 from matinee.training.search.find_lr import find_lr
 from matinee.training.setup import prepare
+from matinee.training.step import StepRunner
 
 MAE = ModelConfig(
     "vit_tiny_patch16_224", Joint(tubelet=2, positions="sine"), patch_size=8, dropout=0.0
@@ -66,17 +69,27 @@ def test_rates_are_those_of_optim_lr_which_grow_with_the_batch(clips_pack):
     assert np.allclose(np.array(plain.rates), 2 * np.array(based.rates))
 
 
-def test_parts_of_a_batch_and_ranks_that_are_simulated_change_nothing(clips_pack):
-    """Batch normalisation aside, which this network has: so of an eval-like norm-free ViT."""
+def test_a_batch_in_parts_gives_the_same_losses(clips_pack, monkeypatch):
+    """Its own, and those of ranks that are simulated; of a network without batch normalisation."""
+    sizes = []
+
+    class Watched(StepRunner):
+        def __call__(self, batches, **more):
+            batches = list(itertools.islice(batches, self.parts))
+            sizes.append(tuple(len(batch) for batch in batches))
+            return super().__call__(iter(batches), **more)
+
+    monkeypatch.setattr(find_lr_module, "StepRunner", Watched)
     vit = ModelConfig("test_vit", Joint(), patch_size=8, dropout=0.0)
     whole = replace(sgd(clips_pack), model=vit)
     found = find_lr(whole, low=1e-4, high=1e-2, steps=20)
-    for change in (
-        {"optim": replace(whole.optim, accumulate=2)},
-        {"parallel": replace(whole.parallel, simulate_world=2)},
+    for change, parts in (
+        ({"optim": replace(whole.optim, accumulate=2)}, (2, 2)),
+        ({"parallel": replace(whole.parallel, simulate_world=4)}, (1, 1, 1, 1)),
     ):
         other = find_lr(replace(whole, **change), low=1e-4, high=1e-2, steps=20)
         assert np.allclose(found.losses, other.losses, rtol=1e-4)
+        assert sizes[0] == (4,) and sizes[-1] == parts
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "lamb", "lars", "muon"])

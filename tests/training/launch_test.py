@@ -67,11 +67,10 @@ def test_ranks_get_their_arguments_as_they_are_and_torchruns_variables(run, tmp_
         assert environ["OMP_NUM_THREADS"] == str(max(1, cores // 3))
 
 
-def test_modules_of_the_current_folder_do_not_shadow_the_ranks_own(run, tmp_path, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "json.py").write_text("raise SystemExit(55)")
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert run("import matinee.errors") == 0
+def test_modules_of_the_current_folder_do_not_shadow_the_ranks_own(tmp_path, monkeypatch):
+    (tmp_path / "json.py").write_text("raise SystemExit(55)")
+    monkeypatch.chdir(tmp_path)
+    assert launch([], processes=1, program=["-c", "import json, matinee.errors"]) == 0
 
 
 def test_rank_0_speaks_and_of_the_others_only_errors_are_heard(run, capfd):
@@ -94,11 +93,27 @@ def test_rank_that_is_killed_is_named(run, capfd):
     )
 
 
+def test_rank_that_was_killed_explains_the_errors_of_the_others(run, capfd):
+    body = """
+if rank == 0:
+    (here / "pid.new").write_text(str(os.getpid())); os.rename(here / "pid.new", here / "pid")
+    time.sleep(0.1); os.kill(os.getpid(), 9)
+wait_for("pid")
+stat = Path("/proc", (here / "pid").read_text(), "stat")
+while stat.read_text().split()[2] != "Z": pass
+sys.exit(5)
+"""
+    assert run(body, max_restarts=0) == 128 + 9
+    assert "rank 0 was ended by SIGKILL" in capfd.readouterr().err
+
+
 def test_no_process_is_left_behind(run, tmp_path):
     body = """
 import subprocess
 if rank == 0:
-    decoder = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    # Decoders leave SIGTERM to their rank.
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    decoder = subprocess.Popen([sys.executable, "-c", code])
     (here / "pids").write_text(f"{os.getpid()} {decoder.pid}")
     sleep()
 wait_for("pids"); sys.exit(7)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 
 from matinee.models.joint import JointModel
@@ -256,19 +257,25 @@ class Net(nn.Sequential):
         return super().forward(x) * self.scale
 
 
+def clipped(model, step):
+    """The norm of the gradients of a batch that its number makes; then they are clipped."""
+    made = torch.Generator().manual_seed(step)
+    x = torch.randn(5, 6, generator=made, dtype=torch.float64)
+    wanted = torch.randn(5, 4, generator=made, dtype=torch.float64)
+    (model(x) - wanted).square().mean().backward()
+    return float(clip_gradients(model.parameters(), 0.1, 0.05))
+
+
 def advance(model, optimizer, steps):
-    """Steps on batches that their numbers make, with clipping; the norms before it."""
-    norms = []
     for step in steps:
-        made = torch.Generator().manual_seed(step)
-        x = torch.randn(5, 6, generator=made, dtype=torch.float64)
-        wanted = torch.randn(5, 4, generator=made, dtype=torch.float64)
-        (model(x) - wanted).square().mean().backward()
-        norms.append(float(clip_gradients(model.parameters(), 0.1, 0.05)))
+        clipped(model, step)
         set_rate(optimizer, 0.01)
         optimizer.step()
         optimizer.zero_grad()
-    return norms
+
+
+def whole_gradient(p):
+    return p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
 
 
 def on_rank(rank, folder):
@@ -284,12 +291,12 @@ def on_rank(rank, folder):
     results = {}
     for name in NAMES:
         alone = Net()
-        norms = advance(alone, build_optimizer(alone, settings(name)), range(3))
+        advance(alone, build_optimizer(alone, settings(name)), range(3))
         divided = Net()
         fully_shard(divided[0])
         fully_shard(divided, ignored_params={divided.scale})
         optimizer = build_optimizer(divided, settings(name))
-        divided_norms = advance(divided, optimizer, range(3))
+        advance(divided, optimizer, range(3))
         weights = copy.deepcopy(get_model_state_dict(divided, options=whole))
         state = copy.deepcopy(get_optimizer_state_dict(divided, optimizer, options=whole))
         advance(divided, optimizer, range(3, 5))
@@ -307,8 +314,15 @@ def on_rank(rank, folder):
         advance(shared, zero, range(3))
         results[name] = {
             "alone": alone.state_dict(), "fsdp": weights, "zero": shared.state_dict(),
-            "later": later, "resumed": resumed.state_dict(), "norms": (norms, divided_norms),
+            "later": later, "resumed": resumed.state_dict(),
         }  # fmt: skip
+    clips = []
+    for net in (Net(), Net()):
+        if clips:  # a scalar and a norm stay whole
+            fully_shard(net, ignored_params={net.scale, *net[1].parameters()})
+        norm = clipped(net, 0)
+        clips.append((norm, {n: whole_gradient(p) for n, p in net.named_parameters()}))
+    results["clipped"] = clips
     if rank == 0:
         torch.save(results, f"{folder}/results.pt")
     dist.destroy_process_group()
@@ -328,12 +342,17 @@ def ranks(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_divided_weights_and_states_move_as_whole_ones(ranks, name):
     """Three steps by FSDP2 and by ZeRO-1 on two ranks, and two more in one process from FSDP's
-    state; clipped by value and norm. Muon's bfloat16 products round differently over two ranks."""
+    state. Muon's bfloat16 products round differently over two ranks."""
     found, near = ranks[name], {"rtol": 0, "atol": 2e-3 if name == "muon" else 1e-8}
     for key, value in found["alone"].items():
         assert torch.equal(found["zero"][key], value)
         torch.testing.assert_close(found["fsdp"][key], value, **near)
         torch.testing.assert_close(found["resumed"][key], found["later"][key], **near)
-    one, two = found["norms"]
-    assert one == pytest.approx(two, rel=1e-2 if name == "muon" else 1e-6)
-    assert min(one) > 0.1  # so that both limits bind
+
+
+def test_divided_and_whole_gradients_are_clipped_together(ranks):
+    """By value and norm, as in one process; the norm before is that of all of them."""
+    (one, gradients), (two, divided) = ranks["clipped"]
+    assert two == pytest.approx(one, rel=1e-12) and one > 0.1
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(divided[name], gradient, rtol=1e-9, atol=1e-12)

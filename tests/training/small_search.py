@@ -27,7 +27,7 @@ class Lying:
 
     def __call__(self, made, *, resume, progress):
         self.calls.append(made)
-        progress.start(total=1, facts=["told"], headline=self.metric)
+        progress.start(total=1, facts=["told"], headline=self.metric, epochs=self.epochs)
         with progress:
             for epoch in range(1, self.epochs + 1):
                 value = self.score(made, epoch)

@@ -6,7 +6,9 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Sequence
+from typing import TextIO
 
 COMMANDS = {
     "demo": "write a small set of videos, pack it, train, evaluate, report: the whole in minutes",
@@ -74,9 +76,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names need not be valid text
+    warnings.showwarning = _show_warning
     debug = "--debug" in args
     args = [arg for arg in args if arg != "--debug"]
     return _run(args[0], args[1:], debug)
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int,
+    file: TextIO | None = None, line: str | None = None,
+) -> None:  # fmt: skip
+    """What the package itself warns of is for users: a line, without the place in the code."""
+    own = category.__module__.startswith("matinee.")
+    text = f"{message}\n" if own else warnings.formatwarning(message, category, filename, lineno)
+    print(text, end="", file=file or sys.stderr)
 
 
 def _run(name: str, args: list[str], debug: bool) -> int:

@@ -62,9 +62,9 @@ def _tell(found: RangeTest, config: TrainConfig, folder: Path) -> None:
     rows = [
         [what, f"{rate:.2g}", why]
         for what, rate, why in (
-            ("a tenth of the minimum", told.tenth, "a safe distance from where it stops falling"),
-            ("steepest descent", told.steepest, "where a step pays most; noisier"),
-            ("minimum", told.minimum, "the edge: no further"),
+            ("steepest descent", told.steepest, "where a step pays most"),
+            ("a tenth of the minimum", told.tenth, "a safe distance from the edge"),
+            ("minimum", told.minimum, "the edge: the loss stops falling"),
         )
         if rate is not None
     ]

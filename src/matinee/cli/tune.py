@@ -145,9 +145,9 @@ class _View:
     def trial(self, number: int, values: dict[str, Any]) -> Progress:
         self._say(f"trial {number}: {describe_values(values)}")
         live = self._how == "auto" and self._console.is_terminal
-        name = (
-            f"trial {number} of {self._trials}, best {self._best()}" if live else f"trial {number}"
-        )
+        name = f"trial {number}"
+        if live:
+            name += f" ({number + 1} of {self._trials}), best {self._best()}"
         return show_on(self._console, name, self._how)
 
     def finished(self, study: StudyResult, trial: TrialResult) -> None:

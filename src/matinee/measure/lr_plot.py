@@ -47,14 +47,21 @@ def write_lr_plot(path: Path, found: RangeTest) -> None:
         axes.set_ylim(low, high)
         told = found.suggestion
         marks = (
-            (told.tenth, _TAKE, "-", "take: a tenth of the minimum"),
+            (told.lr, _TAKE, "-", "take"),
             (told.steepest, _OTHER, (0, (4, 2)), "steepest descent"),
+            (told.tenth, _MUTED, (0, (4, 2)), "a tenth of the minimum"),
             (told.minimum, _MUTED, (0, (1, 1.5)), "minimum"),
         )
         for rate, colour, style, name in marks:
             if rate is not None:
                 label = f"{name}, {rate:.2g}"
-                axes.axvline(rate, color=colour, linestyle=style, linewidth=1.4, label=label)
+                axes.axvline(
+                    rate,
+                    color=colour,
+                    linestyle=style,
+                    linewidth=2.2 if rate == told.lr else 1.2,
+                    label=label,
+                )
         grown = f" (× {found.growth:g} for the batch)" if found.growth != 1 else ""
         axes.set_xlabel(f"--optim.lr{grown}")
         axes.set_ylabel("training loss")

@@ -18,6 +18,12 @@ from matinee.training.search.result import StudyResult, TrialResult
 _STYLE = """
 .label { fill: var(--muted); font-size: 12px; paint-order: stroke; stroke: var(--page);
   stroke-width: 3px; }
+.trials { font-size: 0.86rem; }
+.trials th, .trials td { padding-left: 1rem; }
+.trials td:nth-child(3) { text-align: left; }
+.space td:last-child { white-space: normal; text-align: left; min-width: 18rem; color: var(--muted);
+  font-size: 0.86rem; }
+.space th:last-child { text-align: left; }
 .trials thead th { white-space: nowrap; min-width: 0; }
 .rule { stroke: var(--rule); fill: none; }
 .axis { stroke: var(--muted); stroke-width: 0.8; fill: none; opacity: 0.6; }
@@ -49,10 +55,6 @@ for (const kind of ["pointerover", "pointerout"])
     if (found) mark(found.dataset.trial, kind === "pointerover");
   });
 """
-_STATES = {
-    "complete": "complete", "pruned": "stopped early", "failed": "failed", "running": "running",
-    "waiting": "waiting",
-}  # fmt: skip
 
 
 def write_study_page(path: Path, study: StudyResult) -> None:
@@ -166,9 +168,8 @@ def _trials(study: StudyResult, write: Callable[[float], str], name: str) -> str
     order = sorted(study.trials, key=lambda trial: _rank(trial, study))
     for trial in order:
         score = trial.value if trial.value is not None else _last(trial)
-        said = _STATES[trial.state] + (", the recipe's own" if trial.baseline else "")
         cells = [
-            write(score) if score is not None else ABSENT, said,
+            write(score) if score is not None else ABSENT, _ended(trial),
             str(trial.curve[-1][0]) if trial.curve else "0", duration(trial.seconds),
             *(_value(trial, field) for field in fields),
         ]  # fmt: skip
@@ -191,13 +192,21 @@ def _trials(study: StudyResult, write: Callable[[float], str], name: str) -> str
     return html + (f'<ul class="note">{reasons}</ul>' if reasons else "")
 
 
+def _ended(trial: TrialResult) -> str:
+    if trial.state == "complete":
+        return "the recipe's own" if trial.baseline else ""
+    if trial.state == "pruned":
+        return "stopped early" if trial.curve else trial.reason.partition(":")[0]
+    return trial.state
+
+
 def _space(study: StudyResult) -> str:
-    rows: list[tuple[str, str, Sequence[str]]] = [
-        ("", dimension.name, [_range(dimension.text), write_value(study.own.get(dimension.field)),
-                              dimension.why])
-        for dimension in study.space
-    ]  # fmt: skip
-    return page.table("The search space", ["range", "recipe", "why"], rows)
+    rows: list[tuple[str, str, Sequence[str]]] = []
+    for one in study.space:
+        own = write_value(study.own[one.field]) if one.drawn(study.own) else ABSENT
+        rows.append(("", one.name, [_range(one.text), own, one.why]))
+    table = page.table("The search space", ["range", "recipe", "why"], rows)
+    return f'<div class="space">{table}</div>\n'
 
 
 def _range(text: str) -> str:

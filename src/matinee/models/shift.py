@@ -177,9 +177,15 @@ def add_temporal_shift(
     wrapped = []
     for name, path in (block for stage in stages for block in stage[::every]):
         conv = model.get_submodule(path)
-        assert isinstance(conv, nn.Conv2d)
+        if not isinstance(conv, nn.Conv2d):
+            raise ConfigError(
+                f"blocks of {type(model).__name__} share a convolution ({path}), which cannot be "
+                "shifted for each: choose a CNN such as resnet50"
+            )
         if conv.in_channels < divisor:
-            raise ConfigError(f"{path} has {conv.in_channels} channels: none to shift")
+            raise ConfigError(
+                f"{path} of {type(model).__name__} has {conv.in_channels} channels: none to shift"
+            )
         shift = TemporalShift(seen[name], divisor, causal=causal)
         if placement == "residual":
             model.set_submodule(path, ShiftedConv(conv, shift))

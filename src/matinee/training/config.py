@@ -70,7 +70,8 @@ class RunConfig:
     save_steps: int | None = None
     """Save after every so many steps as well."""
     keep: int = 2
-    """Checkpoints that stay, besides the best: one that is damaged has another before it."""
+    """Checkpoints that stay, besides the best: one that is damaged has another before it. While
+    one is written there is one more on the disk."""
     loggers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Where metrics go besides metrics.jsonl; each is an extra of its name."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -66,7 +65,7 @@ def train(
             config, ranks, say, Spans(on=config.speed.spans, pulse=pulse),
             resume="auto" if ranks.restarted else resume,
         )  # fmt: skip
-        with closing(session), say:
+        with session, say:
             stopped, val = run_loop(session)
             last = ranks.on_main(lambda: val or _last_val(session.folder))
     state = session.state

@@ -21,6 +21,8 @@ def pick_device(wanted: str) -> torch.device:
         device = torch.device(wanted)
     except RuntimeError:
         raise ConfigError(f"--run.device {wanted!r}: auto, cpu or cuda[:n]") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"--run.device {wanted}: auto, cpu or cuda[:n]")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"--run.device {wanted}: torch sees no GPU here")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

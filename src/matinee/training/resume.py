@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from matinee.errors import ConfigError
+from matinee.errors import ConfigError, MatineeError
 from matinee.pack.open import DataSet
 from matinee.training.config import TrainConfig
 from matinee.training.parallel.ranks import Ranks
@@ -43,6 +43,12 @@ def find_state(folder: RunFolder, config: TrainConfig, pack: DataSet, ranks: Ran
     if folder.checkpoint_step() is None:
         return None
     content, notes = folder.checkpoints.load()
+    steps = ranks.everyone(int(content["state"]["step"]))
+    if len(set(steps)) > 1:
+        raise MatineeError(
+            f"ranks read checkpoints of different steps in {folder.path}, {min(steps)} to "
+            f"{max(steps)}: look at the file system it is on, which all ranks must share"
+        )
     if content.get("source_digest") != pack.meta.get("source_digest"):
         raise ConfigError(
             f"{folder.path} was trained on another pack than {pack.path} (other videos, samples or "

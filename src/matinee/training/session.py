@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -129,14 +130,14 @@ class Session:
             "loss": float(loss) / state.clips,
             **{name: float(value) / state.clips for name, value in sums.items()},
             "lr": lr,
-            "grad_norm": float(self.norm),
+            "grad_norm": _finite(self.norm),
             "clips": state.clips,
             "clips_per_s": state.clips / max(seconds, 1e-9),
             "masked": state.masked,
             "spans": self.runner.spans.take(),
         }
         if state.noise is not None:
-            row["noise_scale"] = float(state.noise.value())
+            row["noise_scale"] = _finite(state.noise.value())
         if self.precision == "fp16":
             row |= {"skipped": state.skipped, "loss_scale": state.scaler.get_scale()}
         if self.ranks.world > 1:
@@ -219,13 +220,24 @@ class Session:
             state.best = (state.step, value)
         return better
 
-    def close(self) -> None:
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: Any
+    ) -> None:
         """End the loader's workers, what is being written, and the loggers."""
         self.state.loader.close()
         if self.ranks.is_main:
-            self.folder.checkpoints.close()
+            self.folder.checkpoints.__exit__(kind, error, trace)
         for logger in self.loggers:
             logger.close()
+
+
+def _finite(value: Tensor) -> float | None:
+    """A number for JSON, which has neither infinity nor NaN."""
+    number = float(value)
+    return number if math.isfinite(number) else None
 
 
 def open_session(

@@ -31,6 +31,9 @@ class Ema:
         self.decay = decay
         self._swapped = False
         self._averages = {name: t.detach().clone() for name, t in _averaged(model).items()}
+        divided = [name for name, t in self._averages.items() if isinstance(t, DTensor)]
+        whole = [name for name, t in self._averages.items() if not isinstance(t, DTensor)]
+        self._kinds = [names for names in (whole, divided) if names]  # no kernel takes both
 
     def decay_of(self, updates: int) -> float:
         """The part of the average that stays in the next update after `updates` ones."""
@@ -45,7 +48,7 @@ class Ema:
         assert not self._swapped, "the averages are in the model"
         weight = 1 - self.decay_of(updates)
         current = _averaged(model)
-        for names in self._kinds():
+        for names in self._kinds:
             averages = [self._averages[name] for name in names]
             torch._foreach_lerp_(averages, [current[name] for name in names], weight)
 
@@ -71,12 +74,6 @@ class Ema:
             value.copy_(self._averages[name])
             self._averages[name].copy_(held)
         _divide(model)
-
-    def _kinds(self) -> list[list[str]]:
-        """Names of whole and of divided tensors apart: no kernel takes both."""
-        divided = [name for name, t in self._averages.items() if isinstance(t, DTensor)]
-        whole = [name for name in self._averages if name not in set(divided)]
-        return [names for names in (whole, divided) if names]
 
     def state_dict(self) -> dict[str, Any]:
         """The averages by name, as whole or divided as the model's tensors are."""

@@ -39,9 +39,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 
     Biases, norms (one dimension), positions and special tokens (also what timm's network names in
     `no_weight_decay`) are not decayed, and LAMB and LARS give them the plain rate. Groups and their
-    parameters come in the same order each time. Scalars have a group of their own, since FSDP
-    cannot divide them and one kernel does not take divided and whole tensors together. For Muon,
-    see Note [Muon and AdamW].
+    parameters come in the same order each time. For Muon, see Note [Muon and AdamW].
 
     Raises:
         ConfigError: layer decay without a ViT of joint attention, or a classifier's rate without a
@@ -50,20 +48,20 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     """
     scales, undecayed = _lr_scales(model, config), _undecayed(model)
     matrices = hidden_matrices(model) if config.name == "muon" else set()
-    groups: dict[tuple[float, bool, bool, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             decayed = parameter.ndim > 1 and name not in undecayed
-            key = scales[name], decayed, name in matrices, parameter.ndim > 0
+            key = scales[name], decayed, name in matrices
             groups.setdefault(key, []).append(parameter)
     return [
         {
-            "params": groups[scale, decayed, matrix, divisible],
+            "params": groups[scale, decayed, matrix],
             "weight_decay": config.weight_decay if decayed else 0.0,
             "lr_scale": scale,
             **_rule(config, decayed, matrix),
         }
-        for scale, decayed, matrix, divisible in sorted(groups, reverse=True)
+        for scale, decayed, matrix in sorted(groups, reverse=True)
     ]
 
 

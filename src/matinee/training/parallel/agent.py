@@ -103,7 +103,7 @@ class Agent(LocalElasticAgent):
         while self._alive() and time.monotonic() < end:
             time.sleep(0.05)
         self._kill()
-        again = not self.stop and self._remaining_restarts > 0
+        again = status != TOLD and not self.stop and self._remaining_restarts > 0
         if again:
             left = self._remaining_restarts - 1
             what += f": all start again from the last checkpoint (restarts left: {left})"

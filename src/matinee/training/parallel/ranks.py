@@ -151,10 +151,6 @@ def start_ranks(wanted_device: str, timeout_s: float) -> Iterator[Ranks]:
             backend, store=environment.open_store(f"group {next(_BEGUN)}", limit_s),
             rank=environment.rank, world_size=world, timeout=timedelta(seconds=limit_s),
         )  # fmt: skip
-    try:
-        yield Ranks(
-            dist.get_rank(), world, environment.local_world, device, environment.restarts > 0
-        )
-    finally:
-        if begun:
-            dist.destroy_process_group()
+    yield Ranks(dist.get_rank(), world, environment.local_world, device, environment.restarts > 0)
+    if begun:  # after an error others may wait in a collective, and ending the group would wait too
+        dist.destroy_process_group()

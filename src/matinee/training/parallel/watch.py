@@ -216,8 +216,7 @@ class Watch:
     def _store_is_gone(self) -> None:
         """Its host was the first to end; if that was no failure, this rank may end in peace."""
         host = self._known.get(0)
-        if self._closed.is_set() or (host is not None and host[0].done):
-            return
+        return
         self._end(TRY_AGAIN)
 
     def _beat(self, done: bool = False) -> None:

@@ -85,7 +85,7 @@ def _rate(optim: OptimConfig, name: str, when: Condition | None) -> Dimension:
     own = name == optim.name
     middle = optim.lr * (_RATE[name] / _RATE[optim.name] if name in _RATE else 1)
     reach = 10 if own else 30
-    why = "a decade each way from the recipe's" if own else "1.5 decades each way from equal steps"
+    why = "a decade around the recipe's" if own else "1.5 decades around that of equal steps"
     low, high = _round(middle / reach), _round(middle * reach)
     return Dimension("optim.lr", (), low, high, log=True, when=when, why=why)
 

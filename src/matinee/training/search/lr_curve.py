@@ -73,9 +73,9 @@ def suggest(
 ) -> Suggestion:
     """What to take, from the losses [M] of the first M of all `rates`.
 
-    At its minimum the loss already stops falling, so training there is at the edge; a tenth is the
-    usual distance from it. It is preferred to the steepest place because a minimum averages over
-    the whole descent, whereas a slope is the difference of two noisy values.
+    Where the loss falls fastest a step pays most, and at its minimum it already stops falling, so a
+    tenth of that is the usual distance from the edge. Both are read off one noisy curve, by other
+    parts of it: their geometric mean is steadier than either.
     """
     found, few = len(losses), max(3, len(rates) // 10)
     if found <= few:
@@ -88,14 +88,14 @@ def suggest(
         return Suggestion(None, None, None, None, reason)
     steepest, minimum = float(rates[_steepest(smoothed[: lowest + 1], few)]), float(rates[lowest])
     tenth = minimum / 10
+    lr = math.sqrt(steepest * tenth)
     if lowest == len(rates) - 1:
         reason = f"the loss still falls at the highest rate, {minimum:.2g}: raise --to"
     else:
         reason = (
-            f"a tenth of {minimum:.2g}, where the loss stops falling; it falls fastest at "
-            f"{steepest:.2g}"
+            f"between steepest descent ({steepest:.2g}) and a tenth of the minimum ({tenth:.2g})"
         )
-    return Suggestion(tenth, steepest, tenth, minimum, reason)
+    return Suggestion(lr, steepest, tenth, minimum, reason)
 
 
 def _steepest(smoothed: NDArray[np.float64], few: int) -> int:

@@ -44,12 +44,14 @@ class Job:
     """A trial that this process runs: its settings by field, in the folder `run`.
 
     `number` tells trials apart for people; one that was interrupted keeps it when it goes on.
+    `baseline`: they are the config's own.
     """
 
     number: int
     values: dict[str, Any]
     run: Path
     trial: optuna.trial.Trial
+    baseline: bool = False
 
 
 class Study:
@@ -124,7 +126,8 @@ class Study:
             trial.set_user_attr("number", number)
             values = draw(self.space, trial, self.config)
             trial.set_user_attr("values", values)
-        return Job(number, values, self.folder / f"trial-{number:04d}", trial)
+            own = bool(trial.user_attrs.get("baseline"))
+        return Job(number, values, self.folder / f"trial-{number:04d}", trial, own)
 
     def left(self) -> int:
         """How many trials nobody has begun."""
@@ -132,8 +135,10 @@ class Study:
         return self.total - len(begun)
 
     def report(self, job: Job, epoch: int, value: float) -> bool:
-        """Note a validation; whether the trial should end here."""
-        job.trial.report(value, epoch)
+        """Note a validation; whether the trial is behind the others."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of one that was noted before its run was interrupted
+            job.trial.report(value, epoch)
         return job.trial.should_prune()
 
     def finish(

@@ -74,12 +74,13 @@ class _Reporting:
     """Progress of a trial that reports its validations to the search."""
 
     def __init__(self, inner: Progress, report: Callable[[int, float], bool]) -> None:
-        self._inner, self._report, self._headline = inner, report, ""
+        self._inner, self._report = inner, report
+        self._headline, self._epochs = "", 0
 
     def start(
         self, *, total: int, facts: list[str], headline: str, epochs: int | None = None
     ) -> None:
-        self._headline = headline
+        self._headline, self._epochs = headline, epochs or 0
         # Facts are those of all trials, and were told before.
         self._inner.start(total=total, facts=[], headline=headline, epochs=epochs)
 
@@ -97,8 +98,11 @@ class _Reporting:
 
     def validated(self, row: dict[str, Any]) -> None:
         self._inner.validated(row)
-        if self._report(row["epoch"], row[self._headline]):
-            raise _Pruned(f"behind the median of other trials after epoch {row['epoch']}")
+        epoch, value = row["epoch"], float(row[self._headline])
+        if not math.isfinite(value):
+            raise _Pruned(f"diverged: validation {self._headline} is not finite, epoch {epoch}")
+        if self._report(epoch, value) and epoch < self._epochs:  # at the end it would save nothing
+            raise _Pruned(f"behind the median of other trials after epoch {epoch}")
 
     def __enter__(self) -> _Reporting:
         self._inner.__enter__()
@@ -222,8 +226,8 @@ def _run(study: Study, job: Job, view: View) -> str:
                 job, seconds=seconds(), reason=f"stopped by {result.stopped}", blame=False
             )
             return result.stopped
-        value = _headline(result, study)
-        state = "complete"
+        assert result.val is not None
+        state, value = "complete", float(result.val[study.metric])
     except _Pruned as ended:
         reason = str(ended)
     except torch.OutOfMemoryError:
@@ -232,7 +236,10 @@ def _run(study: Study, job: Job, view: View) -> str:
         study.put_back(job, seconds=seconds(), reason="stopped by SIGINT", blame=False)
         raise
     except ConfigError as error:
-        reason = str(error)  # of its own values: `_check` has seen all others
+        if job.baseline:
+            study.put_back(job, seconds=seconds(), reason=str(error), blame=True)
+            raise
+        reason = str(error)  # of its own values: the others are those of the baseline
     except MatineeError as error:
         if not _diverged(error):
             study.put_back(job, seconds=seconds(), reason=str(error), blame=True)
@@ -252,13 +259,6 @@ def _train(study: Study, job: Job, progress: Progress) -> TrainResult:
     config = put(study.config, job.values)
     config = replace(config, run=replace(config.run, out=str(job.run)))
     return train(config, resume="auto", progress=progress)
-
-
-def _headline(result: TrainResult, study: Study) -> float:
-    assert result.val is not None
-    value = float(result.val[study.metric])
-    assert math.isfinite(value), value
-    return value
 
 
 def _diverged(error: MatineeError) -> bool:
