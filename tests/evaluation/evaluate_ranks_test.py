@@ -18,7 +18,6 @@ from torch import nn
 from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.data.epochs import EpochLoader
-from matinee.data.random import integer_seed
 from matinee.errors import MatineeError
 from matinee.evaluation import arrays
 from matinee.evaluation.ranks import gather_rows, share
@@ -90,11 +89,6 @@ class Memory(EpochLoader):
             texts=("",) * len(rows),
             seeds=self._seeds(self.epoch, items),
         )
-
-    def _seeds(self, epoch, items):
-        """By row and view: whichever rank reads a clip, it gets the same mask."""
-        numbers = self._rows(items) * 4 + items % self._per_sample
-        return torch.tensor([integer_seed(self.seed, epoch, n, "clip") for n in numbers.tolist()])
 
     def close(self) -> None:
         pass

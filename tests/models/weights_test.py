@@ -331,3 +331,13 @@ def test_import_refuses_what_it_cannot_place(tmp_path):
     refused(state, words, "--min-match", "1")
     with pytest.raises(ConfigError, match="is the file to import"):
         run_import(tmp_path / "w.pth", "--out", tmp_path / "w.pth")
+
+
+def test_a_runs_averages_are_taken_where_it_kept_them(tmp_path):
+    """What is not averaged comes from the model; a run without averages gives its weights."""
+    model = {"a": torch.zeros(2), "steps": torch.tensor(3)}
+    for ema, wanted in (({"updates": 1, "weights": {"a": torch.ones(2)}}, 1.0), (None, 0.0)):
+        file = tmp_path / "last.pt"
+        torch.save({"state": {"model": model, "ema": ema, "step": 1}, "vocabulary": {}}, file)
+        tensors = read_state_dict(file)
+        assert tensors["a"].tolist() == [wanted] * 2 and int(tensors["steps"]) == 3

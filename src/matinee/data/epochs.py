@@ -212,7 +212,10 @@ class EpochLoader(ABC):
         return send(torch.from_numpy(target), self.device)
 
     def _seeds(self, epoch: int, items: NDArray[np.int64]) -> Tensor:
-        """int64 [B]: where everything starts that is drawn for a clip later."""
+        """int64 [B]: where everything starts that is drawn for a clip later, on whichever rank."""
+        if self.views is not None:  # numbered within the share of this rank
+            first = self.rank * len(self.samples) * self._per_sample
+            items = (first + items) % (len(self.all_samples) * self._per_sample)
         return torch.tensor(
             [integer_seed(self.seed, epoch, item, "clip") for item in items.tolist()]
         )

@@ -66,4 +66,4 @@ def interpolate_time(embed_1TD: Tensor, frames: int) -> Tensor:
     if embed_1TD.shape[1] == frames:
         return embed_1TD
     rows = embed_1TD.transpose(1, 2)  # [1, D, T']
-    return F.interpolate(rows, size=frames, mode="nearest").transpose(1, 2)
+    return F.interpolate(rows, size=frames, mode="linear", align_corners=False).transpose(1, 2)

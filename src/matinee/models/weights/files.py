@@ -61,7 +61,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 def read_weights(path: Path) -> WeightsFile:
     """A .safetensors or torch file, without running code from it.
 
-    The state dict may lie within a checkpoint; a leading `module.` (of data parallel wrappers) is
+    The state dict may lie within a checkpoint; of a run that averaged its weights (EMA) the
+    averages are taken, which are what it validated. A leading `module.` (of data parallel wrappers) is
     dropped from the names.
 
     Raises:
@@ -100,6 +101,9 @@ def read_weights(path: Path) -> WeightsFile:
         why = f"it asks to run {code[1]}, which is never done" if code else first_line(error)
         raise ConfigError(f"{path} is no file of weights: {why}") from None
     for _ in _CONTAINERS:  # they can lie in each other
+        if averaged := _averaged(state):
+            state = averaged
+            break
         inner = (state.get(name) for name in _CONTAINERS) if isinstance(state, dict) else ()
         state = next((value for value in inner if isinstance(value, dict)), state)
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
@@ -110,6 +114,17 @@ def read_weights(path: Path) -> WeightsFile:
         _check_plain(path, key, value)
     tensors = {key.removeprefix("module."): value for key, value in state.items()}
     return WeightsFile(tensors, metadata)
+
+
+def _averaged(state: Any) -> dict[str, Any] | None:
+    """The averaged weights of a run's state, what is not averaged from its model; None without."""
+    if not isinstance(state, dict):
+        return None
+    model, ema = state.get("model"), state.get("ema")
+    weights = ema.get("weights") if isinstance(ema, dict) else None
+    if not isinstance(model, dict) or not isinstance(weights, dict):
+        return None
+    return {**model, **weights}
 
 
 def digest(path: Path) -> str:

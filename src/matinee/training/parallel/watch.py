@@ -186,8 +186,7 @@ class Watch:
         if self._claim(message, status):
             print(f"matinee train: {message}", file=sys.stderr)
         else:
-            with contextlib.suppress(RuntimeError):
-                _, status = self._cause() or (0, status)
+            pass
         self._end(status)
         raise AssertionError("the process has ended")
 
@@ -216,7 +215,8 @@ class Watch:
     def _store_is_gone(self) -> None:
         """Its host was the first to end; if that was no failure, this rank may end in peace."""
         host = self._known.get(0)
-        return
+        if self._closed.is_set() or (host is not None and host[0].done):
+            return
         self._end(TRY_AGAIN)
 
     def _beat(self, done: bool = False) -> None:
