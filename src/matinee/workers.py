@@ -162,9 +162,10 @@ class _Worker:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         code = "from matinee.workers import _serve; _serve()"
-        # Ctrl-C and a scheduler's SIGTERM reach the whole process group; when to end is the
+        # Ctrl-C and a scheduler's signals reach the whole process group; when to end is the
         # parent's business. A blocked signal is inherited, so there is no moment without it.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        asked = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, asked)
         try:
             with theirs:
                 self.process = subprocess.Popen(

@@ -3,12 +3,15 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 
 import pytest
 
 from matinee.cli import find_lr, train, tune
 from matinee.errors import ConfigError
+from matinee.recipes import RECIPES
 from matinee.training.config import TrainConfig
+from matinee.training.search.flags import flags
 
 pytest.importorskip("optuna")
 TINY = ["--tiny", "--model.backbone", "test_resnet", "--clip.frames", "2", "--run.device", "cpu"]
@@ -58,21 +61,48 @@ def test_the_command_it_gives_trains_the_winner(found, monkeypatch):
     study = json.loads((found / "study.json").read_text())
     matinee, command, *args = shlex.split(study["command"])
     assert (matinee, command, args[0]) == ("matinee", "train", "tsm")
-    given = {}
+    winner = TrainConfig.from_json(
+        (found / f"trial-{study['best']:04d}" / "config.json").read_text()
+    ).to_dict()
+    plain = trained(monkeypatch, args).to_dict()
+    assert plain["run"].pop("out") == f"{found}-best" and winner["run"].pop("out")
+    assert plain == winner and plain["optim"]["momentum"] == 0.8
+
+
+CHANGES = {
+    "numbers": ("tsm", {"optim": {"lr": 0.00123, "batch_size": 12}, "clip": {"frames": 3}}),
+    "nothing": ("tsm", {"optim": {"clip_norm": None}, "model": {"patch_size": 8}}),
+    "switches": ("resnet50_cifar", {"model": {"small_input": False}, "speed": {"tf32": False}}),
+    "a switch on": ("tsm_kinetics", {"model": {"partial_bn": True}}),
+    "several": ("videomae_kinetics", {"optim": {"betas": (0.8, 0.9), "drops": (0.1, 0.2, 0.3)}}),
+    "text": ("clip_ego4d", {"task": {"embed_dim": 64}, "data": {"train_split": "a=b c,d"}}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_flags_give_back_any_config(name, monkeypatch):
+    """Through a shell's quoting and `matinee train`."""
+    recipe, changes = CHANGES[name]
+    start = config = RECIPES[recipe]("my.pack", "out")
+    for section, fields in changes.items():
+        config = replace(config, **{section: replace(getattr(config, section), **fields)})
+    line = shlex.join([recipe, "--data", "my.pack", "--out", "out", *flags(config, start)])
+    assert trained(monkeypatch, shlex.split(line)) == config
+    assert flags(start, start) == []
+
+
+def trained(monkeypatch, args):
+    """The config that `matinee train` would run."""
+    given = []
 
     def stop(config, **more):
-        given["config"] = config
+        given.append(config)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(train, "train", stop)
     with pytest.raises(KeyboardInterrupt):
         train.main(args)
-    winner = TrainConfig.from_json(
-        (found / f"trial-{study['best']:04d}" / "config.json").read_text()
-    ).to_dict()
-    plain = given["config"].to_dict()
-    assert plain["run"].pop("out") == f"{found}-best" and winner["run"].pop("out")
-    assert plain == winner and plain["optim"]["momentum"] == 0.8
+    return given[0]
 
 
 def test_tune_goes_on_and_tells_so(found, clips_pack, capsys):

@@ -331,3 +331,29 @@ def test_training_and_validation_never_share_samples(clips_pack, tmp_path):
     config = replace(config, data=replace(config.data, train_split="label=left,right"))
     with pytest.raises(ConfigError, match="6 samples are in the training split"):
         train(config)
+
+
+class Bests(Silent):
+    """The best validation that each validation of a run tells."""
+
+    def __init__(self):
+        self.rows = []
+
+    def validated(self, row):
+        self.rows.append((row["epoch"], row["top1"], row["best"]))
+
+
+def test_the_best_validation_survives_a_resume(clips_pack, tmp_path):
+    """best.pt is of the epoch that each later row names, across sessions."""
+    told, config = Bests(), settings(clips_pack, tmp_path / "run", epochs=5)
+    train(config, progress=StopAt(8))
+    train(config, resume=True, progress=told)
+    rows = [row for row in RunFolder(tmp_path / "run").rows() if row["kind"] == "val"]
+    top1 = [row["top1"] for row in rows]
+    for number, row in enumerate(rows):
+        best = max(top1[: number + 1])
+        epoch = top1.index(best) + 1
+        assert row["best"] == {"epoch": epoch, "value": best}
+    assert len(told.rows) == 3
+    state = RunFolder(tmp_path / "run").load_checkpoint("best")["state"]
+    assert state["validated"] == rows[-1]["best"]["epoch"]

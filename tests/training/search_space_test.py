@@ -159,6 +159,21 @@ def test_the_default_space_has_the_recipe_itself(recipe):
         assert all(dimension.why for dimension in space)
 
 
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        ("optim.lr=0.1..0.2", [0.1, 0.15, 0.2], [0.0999, 0.2001, None]),
+        ("optim.weight_decay=0..0.3:0.1", [0.0, 0.1, 0.2, 0.3], [0.15, 0.4]),
+        ("optim.clip_norm=none,1", [None, 1.0], [0.5, 2.0]),
+        ("optim.clip_norm=0.5..2", [0.5, 2.0], [None]),
+        ("clip.frames=4..16:4", [4, 8, 16], [6, 20, 0]),
+    ],
+)
+def test_a_range_holds_its_ends_and_its_steps(text, inside, outside):
+    dimension = parse_dimension(text, config())
+    assert all(map(dimension.holds, inside)) and not any(map(dimension.holds, outside))
+
+
 def test_a_recipe_outside_the_space_is_no_trial_of_it():
     space = make_space(["optim.lr=0.1..1:log"], config(), ())
     assert baseline(space, config()) == "optim.lr 0.0025 is not in 0.1..1:log"

@@ -119,6 +119,13 @@ def test_trials_behind_the_median_end_early(clips_pack, tmp_path, lying):
     assert len(found.complete) == 8
 
 
+def test_no_trial_is_ended_after_its_last_epoch(clips_pack, tmp_path, lying, monkeypatch):
+    lying(lambda made, epoch: 0.5, epochs=1)
+    monkeypatch.setattr(Study, "report", lambda *args: True)
+    found = tune(config(clips_pack, tmp_path / "search", epochs=1), search=LR, trials=1).study
+    assert found.trials[0].state == "complete"
+
+
 @pytest.mark.parametrize("mode", ["threads", "processes"])
 def test_a_trial_that_ends_early_leaves_nobody_behind(clips_pack, tmp_path, monkeypatch, mode):
     """After a real epoch: no thread, no worker process; the run is one that was stopped there."""

@@ -203,6 +203,19 @@ def test_lost_connection_is_told_only_if_nobody_knows_better(group, capfd, monke
     assert capfd.readouterr().err == "matinee train: a rank is lost\n"
 
 
+@pytest.mark.parametrize("group", [{"interval_s": 30.0}], indirect=True)
+def test_lost_connection_after_an_error_ends_with_the_errors_status(group, capfd):
+    def act(rank, watch):
+        if rank == 1:
+            assert watch.fail("told")
+            return TOLD
+        return wait_for_all(watch)  # finds out before its thread looks
+
+    group.start(act)
+    assert group.statuses() == [TOLD] * 3
+    assert capfd.readouterr().err == ""
+
+
 def test_ranks_end_quietly_when_their_store_is_gone(group, capfd):
     def act(rank, watch):
         time.sleep(60)

@@ -41,7 +41,7 @@ class TrainCommand:
     """Ranks to start on this machine, each on a GPU of its own (with --run.device cpu: processes on
     the CPU). Default: this process alone, or as torchrun or Slurm say."""
     nodes: int = 1
-    """More than one: print a Slurm script for so many machines of --gpus each, and end."""
+    """More than one: print a Slurm script for so many machines of --gpus (8) each, and end."""
     max_restarts: int = 0
     """How often ranks are started again, and go on from the last checkpoint, after one is lost."""
 
@@ -61,7 +61,7 @@ def main(args: Sequence[str]) -> int:
         config=(tyro.conf.AvoidSubcommands,),  # the recipe chooses among kinds, flags their fields
     )  # fmt: skip
     if command.nodes > 1:
-        job = SlurmJob(nodes=command.nodes, gpus=command.gpus or 1)
+        job = SlurmJob(nodes=command.nodes, gpus=command.gpus or SlurmJob.gpus)
         print(sbatch_script(args[0], _without(args[1:], "--nodes", "--gpus"), job), end="")
         return 0
     ranks = RankEnvironment.read()

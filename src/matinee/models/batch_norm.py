@@ -67,7 +67,7 @@ def to_sync_batch_norm(model: nn.Module, device: torch.device) -> int:
     norms = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats)
+        if isinstance(module, _BatchNorm) and (module.weight is None or module.weight.requires_grad)
     }
     if not norms:
         raise ConfigError(

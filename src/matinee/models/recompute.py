@@ -73,7 +73,7 @@ def _forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = partial(type(block).forward, block)
     if not (block.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
-    if False:
+    if torch.compiler.is_compiling():
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
     again = _OnCopies(block)
     return checkpoint(

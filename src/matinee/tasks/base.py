@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from matinee.data.batch import Batch
 from matinee.models.layout import to_channels_last
+from matinee.models.resize import resize_clips
 from matinee.spans import Spans
 
 
@@ -81,6 +82,14 @@ class Task(nn.Module, ABC):
         They still pass through the network, and so through batch normalisation's statistics: a
         masked batch stays the size it was.
         """
+
+    def resize(self, *, frames: int, size: int) -> None:
+        """Take clips of `frames` frames of `size` pixels from now on.
+
+        Raises:
+            ConfigError: the network cannot.
+        """
+        resize_clips(self.model, frames=frames, size=size)
 
     def compute(self, part: Any) -> Any:
         """What parameters do to a micro-batch; for most tasks the whole loss."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from matinee.data.batch import Batch
+from matinee.data.transfer import send
 from matinee.models.dual import DualEncoder
 from matinee.models.text import Tokens
 from matinee.tasks.base import Outcome, Step, StepOutcome, Task
@@ -81,7 +82,7 @@ class ContrastiveTask(Task):
     def tokenize(self, batch: Batch) -> Tokens:
         """The captions of a batch; ids on its device."""
         tokens = self.model.text.tokenize(batch.texts)
-        return Tokens(tokens.ids.to(batch.video.device), tokens.cut)
+        return Tokens(send(tokens.ids, batch.video.device), tokens.cut)
 
     def _outcome(
         self, video: Tensor, text: Tensor, valid: Tensor, target: Tensor, cut: int
@@ -105,7 +106,7 @@ class ContrastiveTask(Task):
             similarity = (video[own] @ text.T).masked_fill(~all_valid, -torch.inf)
             place = torch.arange(len(video), device=video.device)[own]
             hits = (similarity.argmax(dim=1) == place) & all_valid[own]
-        sums = {"top1": hits.sum(), "cut": torch.tensor(float(cut), device=video.device)}
+        sums = {"top1": hits.sum(), "cut": video.new_full((), cut)}
         return each.sum(), Outcome((each if config.local_loss else each[own]).sum(), sums)
 
     def relevancy(self, sets_NC: Tensor) -> Tensor:

@@ -32,6 +32,11 @@ class MaskedTask(Task):
         cpu = torch.device("cpu")
         self.masks(torch.zeros(1, dtype=torch.int64, device=cpu), cpu)  # refuses a bad ratio
 
+    def resize(self, *, frames: int, size: int) -> None:
+        """As `Task.resize`; also refuses patches that the masks' ratios leave none of."""
+        super().resize(frames=frames, size=size)
+        self.masks(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))
+
     def forward(self, batch: Batch) -> Outcome:
         """Mean squared error over hidden patches, summed over valid clips."""
         hidden, decoded = self.masks(batch.seeds, batch.video.device)

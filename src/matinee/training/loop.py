@@ -116,6 +116,7 @@ def run_loop(session: Session) -> tuple[str, dict[str, Any] | None]:
                 session.save(best=best)
         if stopped:
             session.save(wait=True)
+            ranks.barrier()  # ranks end together: one that is gone would be missed by the others
     return stopped, val
 
 
@@ -136,5 +137,5 @@ def _agreed(stop: StopRequest, session: Session) -> str:
 
 def _last_val(folder: RunFolder) -> dict[str, Any] | None:
     rows = [row for row in folder.rows() if row["kind"] == "val"]
-    extra = ("kind", "step", "epoch", "split", "views", "spans")
+    extra = ("kind", "step", "epoch", "split", "views", "spans", "best")
     return {k: v for k, v in rows[-1].items() if k not in extra} if rows else None

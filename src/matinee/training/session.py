@@ -17,7 +17,6 @@ from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError
 from matinee.evaluation.run import evaluate_task
 from matinee.models.compile import compile_model
-from matinee.models.resize import resize_clips
 from matinee.pack.open import open_data
 from matinee.spans import Spans
 from matinee.tasks.config import ContrastiveConfig
@@ -149,9 +148,12 @@ class Session:
 
     def val_row(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """The log line of a validation after the epoch that just ended."""
+        assert self.state.best is not None
+        step, value = self.state.best
+        best = {"epoch": self.timeline.progress(step), "value": value}
         return {
             "kind": "val", "step": self.state.step, "epoch": self.state.validated + 1,
-            "split": self.setup.splits.val, "views": "1x1", **metrics,
+            "split": self.setup.splits.val, "views": "1x1", "best": best, **metrics,
             "spans": self.runner.spans.take(),
         }  # fmt: skip
 
@@ -207,7 +209,7 @@ class Session:
     def _resize(self, stage: Stage) -> None:
         """Make the network ready for a stage's clips."""
         if len(self.timeline.stages) > 1:
-            resize_clips(self.setup.task.model, frames=stage.frames, size=stage.size)
+            self.setup.task.resize(frames=stage.frames, size=stage.size)
 
     def is_best(self, metrics: dict[str, Any]) -> bool:
         """Whether a validation is the best so far, which is then remembered."""
@@ -271,6 +273,9 @@ def open_session(
     timeline = Timeline(stages, _items(setup))
     task, optim = setup.task, config.optim
     task.train()
+    if len(stages) > 1:
+        for stage in stages:  # refuses sizes that the network cannot have; the last is its own
+            task.resize(frames=stage.frames, size=stage.size)
     wrapped = wrap(task, config.parallel, ranks, parts=parts, bf16=precision == "bf16")
     if config.speed.compile != "none":
         compile_model(task.model, config.speed.compile)

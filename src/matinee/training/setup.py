@@ -17,6 +17,7 @@ from matinee.data.random import integer_seed
 from matinee.errors import ConfigError
 from matinee.models.base import Normalisation
 from matinee.models.batch_norm import to_sync_batch_norm
+from matinee.models.layout import to_channels_last
 from matinee.models.recompute import recompute_blocks
 from matinee.models.text import TextTower
 from matinee.pack.open import DataSet
@@ -94,9 +95,11 @@ def prepare(pack: DataSet, config: TrainConfig, ranks: Ranks, *, new_weights: bo
         recompute_blocks(built.task.model, speed.recompute)
     if config.parallel.sync_bn:
         to_sync_batch_norm(built.task.model, ranks.device)
-    # FSDP divides contiguous weights only.
-    divided = config.parallel.strategy == "fsdp" and ranks.world > 1
-    place(built.task, ranks.device, channels_last=speed.channels_last and not divided)
+    place(built.task, ranks.device, channels_last=False)
+    if speed.channels_last:
+        # FSDP divides contiguous weights only.
+        divided = config.parallel.strategy == "fsdp" and ranks.world > 1
+        to_channels_last(built.task, weights=not divided)
     notes = built.notes
     if isinstance(built.task, ContrastiveTask):
         notes = (*notes, _say_cut(pack, splits, built.task.model.text))

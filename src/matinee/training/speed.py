@@ -21,8 +21,8 @@ class SpeedConfig:
     tf32: bool = True
     """NVIDIA's 19-bit products where fp32 is asked for (Ampere and later): 10 bits of mantissa."""
     channels_last: bool = True
-    """Convolutions, 2-D and 3-D, with channels innermost, as tensor cores read them (not under
-    FSDP, which cannot divide such weights)."""
+    """Convolutions, 2-D and 3-D, with channels innermost, as tensor cores read them (under FSDP
+    features alone: it cannot divide such weights)."""
     compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
     """torch.compile: fuses elementwise work; pays after minutes of compiling. reduce-overhead
     replays CUDA graphs: for small batches, whose kernels start slower than they run; max-autotune

@@ -27,7 +27,7 @@ from matinee.training.optim.clip import clip_gradients
 from matinee.training.optim.noise import NoiseScale
 from matinee.training.parallel.ranks import Pending, Ranks
 from matinee.training.parallel.whole import reduce_whole
-from matinee.training.parallel.wrap import Wrapped, average_buffers
+from matinee.training.parallel.wrap import Wrapped, average_statistics
 from matinee.training.precision import autocast
 
 SMALLEST_SCALE = 2.0**-14
@@ -154,7 +154,7 @@ class StepRunner:
             if small and not skipped:
                 self._note_noise(small[0], norm, clips)
         with self.spans("comm"):
-            average_buffers(self.task.model, self.ranks)
+            average_statistics(self.task.model, self.ranks)
         return Stepped(
             outcome.loss, outcome.sums, norm, read, outcome.samples, skipped, tuple(sent)
         )

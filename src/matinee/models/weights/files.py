@@ -62,8 +62,8 @@ def read_weights(path: Path) -> WeightsFile:
     """A .safetensors or torch file, without running code from it.
 
     The state dict may lie within a checkpoint; of a run that averaged its weights (EMA) the
-    averages are taken, which are what it validated. A leading `module.` (of data parallel wrappers) is
-    dropped from the names.
+    averages are taken, which are what it validated. A leading `module.` (of data parallel wrappers)
+    is dropped from the names.
 
     Raises:
         ConfigError: no such file, or not a state dict of plain tensors.

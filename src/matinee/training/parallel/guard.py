@@ -11,7 +11,7 @@ from matinee.errors import first_line
 from matinee.spans import OwnPulse, Pulse
 from matinee.training.parallel.environment import RankEnvironment
 from matinee.training.parallel.ranks import Ranks
-from matinee.training.parallel.watch import TOLD, Watch, is_lost_connection
+from matinee.training.parallel.watch import TOLD, Watch, is_lost_connection, watch_name
 
 _WATCHED = count()
 """Of runs; one after the other in the same processes must not find each other's beats."""
@@ -28,8 +28,10 @@ def guarded(ranks: Ranks, timeout_s: float) -> Iterator[Pulse]:
     if ranks.world == 1 or not environment.address:  # or a process group that the caller made
         yield OwnPulse()
         return
-    store = environment.open_store(f"watch {next(_WATCHED)}", timeout_s)
-    watch = Watch(store, ranks.rank, ranks.world, timeout_s=timeout_s)
+    store = environment.open_store(watch_name(next(_WATCHED)), timeout_s)
+    watch = Watch(
+        store, ranks.rank, ranks.world, timeout_s=timeout_s, hosts_store=environment.hosts_store
+    )
     try:
         with watch:
             yield watch

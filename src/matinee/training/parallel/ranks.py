@@ -138,7 +138,9 @@ def start_ranks(wanted_device: str, timeout_s: float) -> Iterator[Ranks]:
                 f"--run.device {wanted_device} on {world} ranks: each takes a GPU of its own; "
                 "leave it at auto"
             )
-        device = pick_device(f"cuda:{local}")
+        # srun --gpus-per-task=1 lets each rank see its own GPU alone.
+        alone = environment.launched_by == "slurm" and torch.cuda.device_count() == 1
+        device = pick_device(f"cuda:{0 if alone else local}")
         torch.cuda.set_device(device)
     if world == 1:
         yield Ranks(0, 1, 1, device, environment.restarts > 0)

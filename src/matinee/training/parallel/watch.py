@@ -186,7 +186,8 @@ class Watch:
         if self._claim(message, status):
             print(f"matinee train: {message}", file=sys.stderr)
         else:
-            pass
+            with contextlib.suppress(RuntimeError):
+                _, status = self._cause() or (0, status)
         self._end(status)
         raise AssertionError("the process has ended")
 

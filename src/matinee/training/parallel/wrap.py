@@ -56,7 +56,7 @@ def wrap(task: Task, config: ParallelConfig, ranks: Ranks, *, parts: int, bf16: 
         return Wrapped(task.compute, lambda number: nullcontext())
     if config.strategy == "fsdp":
         return _wrap_fsdp(task, config, ranks, parts=parts, bf16=bf16)
-    # Inputs are on the device already, and buffers are averaged by `average_buffers`.
+    # Inputs are on the device already, and buffers are averaged by `average_statistics`.
     known = inspect.signature(DistributedDataParallel).parameters
     # What later versions of PyTorch call it.
     new = "forward_sync_buffers"
@@ -92,20 +92,25 @@ def _wrap_fsdp(
     return Wrapped(task.compute, part, f"{ranks.world} ranks, FSDP2")
 
 
-def average_buffers(model: nn.Module, ranks: Ranks) -> None:
-    """Make running statistics the mean over ranks.
+def average_statistics(model: nn.Module, ranks: Ranks) -> None:
+    """Make the running statistics of batch normalisation the mean over ranks.
 
     After each step, so that every rank is in the same state whenever one is saved. It is one small
     message: two vectors for each batch normalisation.
     """
     if ranks.world == 1:
         return
-    floating = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    running = [buffer for buffer in floating if buffer.numel()]
+    running = [
+        buffer
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for buffer in (module.running_mean, module.running_var)
+        if buffer is not None
+    ]
     if not running:
         return
-    flat = torch.cat([buffer.reshape(-1).float() for buffer in running])
+    flat = torch.cat([buffer.float() for buffer in running])
     ranks.sum(flat).div_(ranks.world)
-    sizes = [buffer.numel() for buffer in running]
-    for buffer, mean in zip(running, torch.split(flat, sizes), strict=True):
-        buffer.copy_(mean.view_as(buffer))
+    means = torch.split(flat, [buffer.numel() for buffer in running])
+    for buffer, mean in zip(running, means, strict=True):
+        buffer.copy_(mean)

@@ -75,8 +75,12 @@ class Readings:
         """Take a row of validation; True if it is the best so far."""
         val = Validation(float(row[self.headline]), row["epoch"])
         best, lower_is_better = self.best_val, self.headline.endswith("loss")
-        is_best = best is None or (
-            val.value < best.value if lower_is_better else val.value > best.value
+        if best is None and "best" in row:  # a run that goes on had validations before
+            best = Validation(row["best"]["value"], row["best"]["epoch"])
+        is_best = (
+            best is None
+            or best == val
+            or (val.value < best.value if lower_is_better else val.value > best.value)
         )
         self.last_val, self.best_val = val, val if is_best else best
         return is_best
