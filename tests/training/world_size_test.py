@@ -21,6 +21,7 @@ from matinee.training.config import (
     OptimConfig,
     ParallelConfig,
     RunConfig,
+    SpeedConfig,
     TrainConfig,
 )
 from matinee.training.state.runfolder import RunFolder
@@ -103,7 +104,18 @@ def runs(actions, tmp_path_factory):
             config = settings(actions, root / name, "statistics", 1)
             config = replace(config, parallel=ParallelConfig(simulate_world=simulated))
             jobs.append({"config": config.to_dict(), "double": True})
+        if world == 1:
+            config = settings(actions, root / "one to fsdp", "contrastive", 4, epochs=7)
+            jobs.append({"config": config.to_dict(), "stop_at": 8})
         if world == 2:
+            config = settings(actions, root / "no no_sync", "contrastive", 2)
+            config = replace(config, parallel=ParallelConfig(no_sync=False, timeout_s=100))
+            jobs.append({"config": config.to_dict(), "double": True})
+            for strategy in ("ddp", "fsdp"):
+                config = settings(actions, root / f"{strategy} bf16", "statistics", 2, epochs=3)
+                config = replace(config, speed=SpeedConfig(precision="bf16"))
+                config = replace(config, parallel=ParallelConfig(strategy, timeout_s=100))
+                jobs.append({"config": config.to_dict()})
             for hook in ("bf16", "fp16", "powersgd"):
                 config = settings(actions, root / hook, "classes", 2, epochs=7)
                 parallel = replace(config.parallel, hook=hook, bucket_mb=0.05)
@@ -120,8 +132,15 @@ def runs(actions, tmp_path_factory):
                 config = settings(actions, root / strategy, "contrastive", 1, epochs=7)
                 config = replace(config, parallel=replace(config.parallel, strategy=strategy))
                 jobs.append({"config": config.to_dict()})
+            config = settings(actions, root / "fsdp to one", "contrastive", 1, epochs=7)
+            config = replace(config, parallel=ParallelConfig("fsdp", timeout_s=100))
+            jobs.append({"config": config.to_dict(), "stop_at": 11})
         run_ranks(world, jobs, root)
-    run_ranks(2, [last], root)
+    config = settings(actions, root / "one to fsdp", "contrastive", 2, epochs=7)
+    config = replace(config, parallel=ParallelConfig("fsdp", timeout_s=100))
+    run_ranks(2, [last, {"config": config.to_dict(), "resume": True}], root)
+    config = settings(actions, root / "fsdp to one", "contrastive", 4, epochs=7)
+    run_ranks(1, [{"config": config.to_dict(), "resume": True}], root)
     return root
 
 
@@ -191,9 +210,37 @@ def test_a_run_saved_on_four_ranks_goes_on_on_two(runs):
     assert len(sessions) == 2 and sessions[1]["step"] == 12
 
 
+@pytest.mark.parametrize("name", ["one to fsdp", "fsdp to one"])
+def test_divided_and_whole_states_go_on_from_each_other(runs, name):
+    """Momentum and averages with them; fused kernels of one are not forced on the other."""
+    rows, wanted = train_rows(runs / name), train_rows(runs / "long contrastive 1")
+    assert len(RunFolder(runs / name).sessions()) == 2
+    assert [row["step"] for row in rows] == [row["step"] for row in wanted]
+    assert [r["loss"] for r in rows] == pytest.approx([r["loss"] for r in wanted], abs=1e-5)
+    for part in ("model", "ema"):
+        theirs = weights(runs / "long contrastive 1", part)
+        for key, value in weights(runs / name, part).items():
+            torch.testing.assert_close(value, theirs[key], rtol=1e-3, atol=1e-5)
+
+
+def test_gradients_may_be_averaged_after_every_part(runs):
+    """Slower, and the same."""
+    ours, theirs = (train_rows(runs / n) for n in ("no no_sync", "contrastive 1 large"))
+    for row, other in zip(ours, theirs, strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-9)
+
+
+def test_fsdp_in_bf16_trains_networks_with_batch_normalisation(runs):
+    found, wanted = (
+        [row["loss"] for row in train_rows(runs / f"{strategy} bf16")]
+        for strategy in ("fsdp", "ddp")
+    )
+    assert found == pytest.approx(wanted, abs=0.05)
+
+
 @pytest.mark.parametrize("strategy", ["fsdp", "zero1"])
-def test_divided_states_train_alike_and_load_in_one_process(runs, actions, strategy):
-    """The checkpoint holds whole tensors; one process goes on from it."""
+def test_divided_states_train_alike(runs, actions, strategy):
+    """The checkpoint holds whole tensors."""
     rows, wanted = train_rows(runs / strategy), train_rows(runs / "long contrastive 4")
     assert [r["loss"] for r in rows] == pytest.approx([r["loss"] for r in wanted], abs=1e-5)
     ours, theirs = weights(runs / strategy), weights(runs / "long contrastive 4")

@@ -15,6 +15,7 @@ stride, so a clip sampled at that stride and phase skips every frame it does not
 from __future__ import annotations
 
 import io
+import re
 import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import av
 import numpy as np
 
-from matinee.errors import MediaError, first_line
+from matinee.errors import MediaError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -107,18 +108,8 @@ class PacketTable:
         Raises:
             MediaError: not such a table, or a packet outside the file.
         """
-        buffer = io.BytesIO(raw)
-        try:
-            version = np.lib.format.read_magic(buffer)
-            if version != (1, 0):
-                raise ValueError(f"array format {version}")
-            shape, fortran, dtype = np.lib.format.read_array_header_1_0(buffer)
-        except Exception as error:  # NumPy parses the header as Python and raises what that raises
-            raise MediaError(f"packet table is damaged: {first_line(error)}") from None
-        start = buffer.tell()
-        if dtype != RECORD or fortran or len(shape) != 1:
-            raise MediaError(f"packet table is damaged: unexpected layout {dtype}, {shape}")
-        if shape[0] < 0 or len(raw) - start != shape[0] * RECORD.itemsize:
+        start, count = _read_header(raw)
+        if len(raw) - start != count * RECORD.itemsize:
             raise MediaError("packet table is damaged: its length does not match its header")
         records = np.frombuffer(raw, RECORD, offset=start)
         offset = records["offset"].astype(np.int64)
@@ -138,6 +129,33 @@ class PacketTable:
             key=(flags & KEY) != 0,
             disposable=(flags & DISPOSABLE) != 0,
         )
+
+
+def _header(count: int) -> bytes:
+    """The text of the header of a table's `.npy` file."""
+    buffer = io.BytesIO()
+    fields = {"descr": RECORD.descr, "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(buffer, fields)
+    return buffer.getvalue()[_PREFIX:].strip()
+
+
+_PREFIX = 10  # bytes before the text: magic string, version, length of the text
+_COUNT = re.compile(re.escape(_header(0)).replace(rb"\(0,\)", rb"\((\d{1,15}),\)") + rb" *\n")
+
+
+def _read_header(raw: bytes) -> tuple[int, int]:
+    """Where the records start, and how many there are.
+
+    NumPy would parse the text as Python code, which CPython 3.11 cannot do in several threads at
+    once ("AST constructor recursion depth mismatch"); only one text is ours.
+    """
+    length = int.from_bytes(raw[8:_PREFIX], "little")
+    if raw[:8] != np.lib.format.magic(1, 0) or len(raw) < _PREFIX + length:
+        raise MediaError("packet table is damaged: it is no array file of format 1.0")
+    found = _COUNT.fullmatch(raw[_PREFIX : _PREFIX + length])
+    if found is None:
+        raise MediaError("packet table is damaged: its header is not that of a packet table")
+    return _PREFIX + length, int(found[1])
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ def cached_backward(
         with step.part(number):
             pairs = zip(features(number), (side[number] for side in gradients), strict=True)
             trained = [(x, gradient) for x, gradient in pairs if x.requires_grad]
-            if own.requires_grad and number == len(parts) - 1:
-                # What averages gradients over ranks waits for those of all parameters in this
+            if own.requires_grad:
+                # What averages gradients over ranks waits for those of all parameters in a
                 # backward pass: the temperature's is there already, and gets nothing added.
                 trained.append((own * 0, torch.zeros_like(own)))
             with step.spans("backward"):

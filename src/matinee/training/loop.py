@@ -62,9 +62,8 @@ def train(
     ):
         say = progress if progress is not None and ranks.is_main else Silent()
         session = open_session(
-            config, ranks, say, Spans(on=config.speed.spans, pulse=pulse),
-            resume="auto" if ranks.restarted else resume,
-        )  # fmt: skip
+            config, ranks, say, Spans(on=config.speed.spans, pulse=pulse), resume=resume
+        )
         with session, say:
             stopped, val = run_loop(session)
             last = ranks.on_main(lambda: val or _last_val(session.folder))

@@ -16,7 +16,7 @@ def pick_device(wanted: str) -> torch.device:
         ConfigError: not a device, or not here.
     """
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(wanted)
     except RuntimeError:
@@ -27,6 +27,8 @@ def pick_device(wanted: str) -> torch.device:
         raise ConfigError(f"--run.device {wanted}: torch sees no GPU here")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"--run.device {wanted}: there are {torch.cuda.device_count()} GPUs")
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
     return device
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,21 +41,33 @@ def find_state(folder: RunFolder, config: TrainConfig, pack: DataSet, ranks: Ran
         MatineeError: no checkpoint can be read.
     """
     check_settings(folder, config)
-    if folder.checkpoint_step() is None:
-        return None
-    content, notes = folder.checkpoints.load()
-    steps = ranks.everyone(int(content["state"]["step"]))
+    content, notes = None, list[str]()
+    if folder.checkpoint_step() is not None:
+        content, notes = folder.checkpoints.load()
+    # None on all ranks or on none, and of one step: a file system may show each something else.
+    steps = ranks.everyone(-1 if content is None else int(content["state"]["step"]))
     if len(set(steps)) > 1:
         raise MatineeError(
             f"ranks read checkpoints of different steps in {folder.path}, {min(steps)} to "
             f"{max(steps)}: look at the file system it is on, which all ranks must share"
         )
+    if content is None:
+        return None
     if content.get("source_digest") != pack.meta.get("source_digest"):
         raise ConfigError(
             f"{folder.path} was trained on another pack than {pack.path} (other videos, samples or "
             "encoding): resume with that, or start anew with another --out"
         )
     return Found(content, tuple(notes))
+
+
+def begun_here(folder: RunFolder) -> bool:
+    """Whether the run was begun or resumed by the launch that has now restarted its ranks; another
+    one's run is not to be gone on with unasked.
+    """
+    launch = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+    ids = [s.get("launcher", {}).get("TORCHELASTIC_RUN_ID") for s in folder.sessions()]
+    return launch != "none" and launch in ids
 
 
 def check_settings(folder: RunFolder, config: TrainConfig) -> None:
@@ -71,6 +84,7 @@ def check_settings(folder: RunFolder, config: TrainConfig) -> None:
     for section, names in (
         ("data", ("train_split", "val_split", "repeats", "crops")),
         ("speed", ("stages",)),
+        ("parallel", ("sync_bn",)),
         ("run", ("seed",)),
     ):
         for name in names:

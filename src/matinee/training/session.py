@@ -30,7 +30,7 @@ from matinee.training.parallel.ranks import Ranks
 from matinee.training.parallel.wrap import wrap
 from matinee.training.parallel.zero import divided_optimizer
 from matinee.training.precision import allow_tf32, autocast, pick_precision
-from matinee.training.resume import check_vocabulary, find_state
+from matinee.training.resume import begun_here, check_vocabulary, find_state
 from matinee.training.setup import (
     Setup,
     micro_batch,
@@ -65,6 +65,8 @@ class Session:
     notes: tuple[str, ...]
     loggers: list[Logger] = field(default_factory=list)
     saved_at: float = field(default_factory=time.perf_counter)
+    clips: int = 0
+    """Read in this session since the last log line; `state.clips` also counts those before it."""
     norm: Tensor = field(default_factory=lambda: torch.zeros(()))
     """Of the last step's gradient, before its limit."""
     _stage: Stage | None = None
@@ -97,6 +99,7 @@ class Session:
             state.ema.update(state.model, state.updates)
         state.skipped += stepped.skipped
         state.clips += stepped.clips
+        self.clips += stepped.clips
         state.masked += clips - stepped.clips
         state.step += 1
 
@@ -131,7 +134,7 @@ class Session:
             "lr": lr,
             "grad_norm": _finite(self.norm),
             "clips": state.clips,
-            "clips_per_s": state.clips / max(seconds, 1e-9),
+            "clips_per_s": self.clips / max(seconds, 1e-9),
             "masked": state.masked,
             "spans": self.runner.spans.take(),
         }
@@ -143,14 +146,15 @@ class Session:
             row["world"] = self.ranks.world
         if self.ranks.device.type == "cuda":
             row["memory_gib"] = torch.cuda.max_memory_allocated(self.ranks.device) / 2**30
-        state.loss, state.sums, state.clips = None, {}, 0
+        state.loss, state.sums, state.clips, self.clips = None, {}, 0, 0
         return row
 
     def val_row(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """The log line of a validation after the epoch that just ended."""
-        assert self.state.best is not None
-        step, value = self.state.best
-        best = {"epoch": self.timeline.progress(step), "value": value}
+        best = None
+        if self.state.best is not None:
+            step, value = self.state.best
+            best = {"epoch": self.timeline.progress(step), "value": value}
         return {
             "kind": "val", "step": self.state.step, "epoch": self.state.validated + 1,
             "split": self.setup.splits.val, "views": "1x1", "best": best, **metrics,
@@ -215,6 +219,8 @@ class Session:
         """Whether a validation is the best so far, which is then remembered."""
         task, state = self.setup.task, self.state
         value = float(metrics[task.headline])
+        if not math.isfinite(value):
+            return False
         better = state.best is None or (
             value < state.best[1] if task.lower_is_better else value > state.best[1]
         )
@@ -256,6 +262,8 @@ def open_session(
     folder = RunFolder(config.run.out, keep=config.run.keep)
     if resume == "auto":
         resume = ranks.on_main(folder.config_file.exists)
+    if ranks.restarted and not resume:
+        resume = ranks.on_main(lambda: begun_here(folder))
     precision, reason = pick_precision(config.speed.precision, ranks.device)
     parts = _parts(config, ranks)
     _check(config, ranks, precision, parts)
@@ -320,6 +328,16 @@ def _begin(session: Session, *, resumed: bool) -> None:
         config.run.loggers, folder.path, config.to_dict(), state.step if resumed else None,
         session.say.note,
     )  # fmt: skip
+    try:
+        _write_first(session, resumed=resumed)
+    except BaseException:
+        for logger in session.loggers:
+            logger.close()
+        raise
+
+
+def _write_first(session: Session, *, resumed: bool) -> None:
+    folder, state, config = session.folder, session.state, session.config
     if resumed:
         start = session.timeline.start(state.validated)
         best = None if state.best is None else state.best[0]

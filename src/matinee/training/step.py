@@ -59,7 +59,8 @@ class StepRunner:
     Args:
         wrapped: the task on its ranks.
         parts: micro-batches a step on each rank.
-        noise: estimates the gradient noise scale; needs two parts or more.
+        noise: estimates the gradient noise scale, from the first part of each rank and the whole
+            step; needs two parts or more.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class StepRunner:
             )
         with self.spans("optimizer"):
             norm, skipped = self._update(clips / read, lr, momentum)
-            if small and not skipped:
+            if small and not skipped and read == clips:
                 self._note_noise(small[0], norm, clips)
         with self.spans("comm"):
             average_statistics(self.task.model, self.ranks)

@@ -71,7 +71,8 @@ class OptimConfig:
     in each step, such as 0.9999; None: the weights themselves."""
     noise_scale: bool = False
     """Log the gradient noise scale: about the batch size beyond which larger ones stop paying
-    (arXiv 1812.06162, appendix A); needs several micro-batches a step."""
+    (arXiv 1812.06162, appendix A), from the first micro-batch of each rank and the whole
+    batch; needs two or more on each rank."""
 
     def __post_init__(self) -> None:
         for setting in fields(self):

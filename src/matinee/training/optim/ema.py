@@ -73,7 +73,6 @@ class Ema:
             held = value.clone()
             value.copy_(self._averages[name])
             self._averages[name].copy_(held)
-        _divide(model)
 
     def state_dict(self) -> dict[str, Any]:
         """The averages by name, as whole or divided as the model's tensors are."""

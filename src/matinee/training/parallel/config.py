@@ -30,9 +30,7 @@ class ParallelConfig:
     """With accumulation, average gradients after the last part alone (False: after each)."""
     sync_bn: bool = False
     """Batch normalisation over the micro-batches of all ranks instead of each rank's own."""
-    simulate_world: Annotated[
-        int | None, tyro.conf.arg(aliases=["--simulate-world"])
-    ] = None
+    simulate_world: Annotated[int | None, tyro.conf.arg(aliases=["--simulate-world"])] = None
     """Do what this many ranks would do: the same samples, order, learning rates and updates, in
     micro-batches of a rank's size, by accumulation. Activations are normalised in those
     micro-batches, as on real ranks; running statistics of batch normalisation are moved by one

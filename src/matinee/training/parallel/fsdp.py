@@ -14,6 +14,7 @@ or DDP would write, and any number of ranks, divided or not, can go on from it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,11 +40,15 @@ def divide(model: nn.Module, ranks: Ranks, *, bf16: bool) -> FSDPModule:
     They must be contiguous: see `to_channels_last`.
     """
     mesh = init_device_mesh(ranks.device.type, (ranks.world,))
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32
-    )
+    exact = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+    # Inputs stay as they are: autocast decides, and what is learned from pixels keeps them exact.
+    policy = replace(exact, param_dtype=torch.bfloat16 if bf16 else None)
     scalars = {p for p in model.parameters() if p.ndim == 0}
     settings: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "ignored_params": scalars}
+    if bf16:  # batch normalisation takes no weights of less precision than its statistics
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                fully_shard(module, **{**settings, "mp_policy": exact})
     for block in find_blocks(model):
         fully_shard(block, **settings)
     fully_shard(model, **settings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import uuid
 import signal
 import sys
 import threading
@@ -83,7 +84,7 @@ def launch(
             RendezvousParameters(
                 backend="c10d",
                 endpoint=f"{node.address}:{node.port}",
-                run_id=node.run_id,
+                run_id=node.run_id if node.nodes > 1 else uuid.uuid4().hex,
                 min_nodes=node.nodes,
                 max_nodes=node.nodes,
                 local_addr=node.name,

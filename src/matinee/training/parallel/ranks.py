@@ -84,6 +84,9 @@ class Ranks:
                 box[0] = act()
             except (MatineeError, OSError) as error:
                 box[1] = error
+            except Exception as error:  # a fault, of which the others need not have the class
+                dist.broadcast_object_list([None, MatineeError(f"rank 0: {error}")], src=0)
+                raise
         dist.broadcast_object_list(box, src=0)
         if isinstance(box[1], BaseException):
             raise box[1]
@@ -129,11 +132,13 @@ def start_ranks(wanted_device: str, timeout_s: float) -> Iterator[Ranks]:
     """
     environment = RankEnvironment.read()
     world, local = environment.world, environment.local_rank
+    device = pick_device(wanted_device)
     if dist.is_available() and dist.is_initialized():
         world = dist.get_world_size()
-    device = pick_device(wanted_device)
+        if environment.world != world and device.type == "cuda":
+            local = torch.cuda.current_device()  # as whoever made the group chose
     if world > 1 and device.type == "cuda":
-        if device.index is not None:
+        if wanted_device.startswith("cuda:"):
             raise ConfigError(
                 f"--run.device {wanted_device} on {world} ranks: each takes a GPU of its own; "
                 "leave it at auto"

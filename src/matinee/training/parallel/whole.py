@@ -19,14 +19,19 @@ def reduce_whole(parameters: Sequence[Tensor], ranks: Ranks) -> None:
                 ranks.sum(p.grad).div_(ranks.world)
 
 
-def whole(value: Any) -> Any:
-    """A tree of tensors with divided ones gathered; a collective if there are any."""
+def whole(value: Any, ranks: Ranks) -> Any:
+    """A tree of tensors with divided ones gathered on rank 0's host, one after the other, so that
+    no device ever holds more than one of them whole; a collective if there are any.
+
+    On other ranks the divided ones become None.
+    """
     if isinstance(value, DTensor):
-        return value.full_tensor()
+        full = value.full_tensor()
+        return full.cpu() if ranks.is_main else None
     if isinstance(value, dict):
-        return {name: whole(inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(whole(inner) for inner in value)
+        return {name: whole(inner, ranks) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [whole(inner, ranks) for inner in value]
     return value
 
 

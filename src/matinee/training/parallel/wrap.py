@@ -96,14 +96,14 @@ def average_statistics(model: nn.Module, ranks: Ranks) -> None:
     """Make the running statistics of batch normalisation the mean over ranks.
 
     After each step, so that every rank is in the same state whenever one is saved. It is one small
-    message: two vectors for each batch normalisation.
+    message: two vectors for each batch normalisation that is not frozen.
     """
     if ranks.world == 1:
         return
     running = [
         buffer
         for module in model.modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training
         for buffer in (module.running_mean, module.running_var)
         if buffer is not None
     ]

@@ -75,7 +75,7 @@ class Readings:
         """Take a row of validation; True if it is the best so far."""
         val = Validation(float(row[self.headline]), row["epoch"])
         best, lower_is_better = self.best_val, self.headline.endswith("loss")
-        if best is None and "best" in row:  # a run that goes on had validations before
+        if best is None and row.get("best"):  # a run that goes on had validations before
             best = Validation(row["best"]["value"], row["best"]["epoch"])
         is_best = (
             best is None

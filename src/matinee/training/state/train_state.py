@@ -16,6 +16,8 @@ from matinee.training.optim.noise import NoiseScale
 from matinee.training.parallel.ranks import Ranks
 from matinee.training.parallel.whole import like, whole
 
+_KERNELS = ("fused", "foreach", "capturable", "differentiable")
+
 
 @dataclass
 class TrainState:
@@ -58,12 +60,12 @@ class TrainState:
         """Whole tensors, the same whatever the ranks; a collective. Only rank 0's is of use."""
         loss, sums = self.total(ranks)
         return {
-            "model": whole(self.model.state_dict()),
+            "model": whole(self.model.state_dict(), ranks),
             "optimizer": self._optimizer_state(ranks),
             "scaler": self.scaler.state_dict(),
             "ema": None
             if self.ema is None
-            else {"updates": self.updates, "weights": whole(self.ema.state_dict())},
+            else {"updates": self.updates, "weights": whole(self.ema.state_dict(), ranks)},
             "noise": None if self.noise is None else self.noise.state_dict(),
             "loader": self.loader.state_dict(),
             "step": self.step,
@@ -81,7 +83,7 @@ class TrainState:
             self.optimizer.consolidate_state_dict(to=0)
             if not ranks.is_main:
                 return {}
-        state: dict[str, Any] = whole(self.optimizer.state_dict())
+        state: dict[str, Any] = whole(self.optimizer.state_dict(), ranks)
         return state
 
     def total(self, ranks: Ranks) -> tuple[Tensor | None, dict[str, Tensor]]:
@@ -104,7 +106,7 @@ class TrainState:
         self.model.load_state_dict(
             {name: like(v, own[name]) if name in own else v for name, v in state["model"].items()}
         )
-        self.optimizer.load_state_dict(self._divided(state["optimizer"]))
+        self._load_optimizer(state["optimizer"])
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         if self.ema is not None:
@@ -120,6 +122,25 @@ class TrainState:
             keep = 1.0 if ranks.is_main else 0.0
             self.loss = state["loss"].to(device) * keep
             self.sums = {name: value.to(device) * keep for name, value in state["sums"].items()}
+
+    def _load_optimizer(self, saved: dict[str, Any]) -> None:
+        """Take over moments and rates, but not by which kernels another session moved the weights:
+        fused ones neither take divided weights nor a count of steps that lies elsewhere.
+        """
+        groups = self.optimizer.param_groups
+        kernels = [{name: g[name] for name in _KERNELS if name in g} for g in groups]
+        self.optimizer.load_state_dict(self._divided(saved))
+        for group, own in zip(self.optimizer.param_groups, kernels, strict=True):
+            group.update(own)
+        inner = self.optimizer
+        if isinstance(inner, ZeroRedundancyOptimizer):  # which keeps a rank's share in another
+            inner = inner.optim
+        for group, own in zip(inner.param_groups, kernels, strict=True):
+            group.update(own)
+            for parameter in group["params"] if group.get("fused") else ():
+                entry = inner.state.get(parameter, {})
+                if isinstance(entry.get("step"), Tensor):
+                    entry["step"] = entry["step"].to(parameter.device)
 
     def _divided(self, saved: dict[str, Any]) -> dict[str, Any]:
         """An optimizer's saved state with moments divided as their parameters are."""
