@@ -70,7 +70,7 @@ def write_pack(
         if done is not None:
             return done
         for leftover in staging.glob("*.tmp"):
-            leftover.unlink()
+            leftover.unlink(missing_ok=True)  # a worker of a killed run may end just now
         write_whole(staging / "job.json", json.dumps({"digest": digest}).encode())
         resumed = _encode_all(annotations.videos, staging, profile, workers, on_progress)
         parts = [_read_part(staging, number) for number in range(len(annotations.videos))]
