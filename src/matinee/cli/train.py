@@ -69,8 +69,9 @@ def main(args: Sequence[str]) -> int:
         check_gpus(command.gpus, command.config.run.device)
         return launch(list(args), processes=command.gpus, max_restarts=command.max_restarts)
     result = train(
-        command.config, resume="auto" if command.resume == "auto" else command.resume == "always",
-        progress=show_on(Console(stderr=True), args[0], how=command.progress)
+        command.config,
+        resume="auto" if command.resume == "auto" else command.resume == "always",
+        progress=show_on(Console(stderr=True), args[0], how=command.progress),
     )
     if result.stopped:
         if ranks.rank == 0:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import uuid
 import signal
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
