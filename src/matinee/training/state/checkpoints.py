@@ -7,6 +7,11 @@ which is all that training waits for; a thread then writes the copy (see Note [A
 links, and removes what nobody needs any more, in this order. So at any moment the newest file in
 the folder is whole, and no older than the last save that was completed.
 
+A checkpoint is one file of whole tensors, whatever the ranks were: any number of them goes on from
+it, and so does everything that reads weights. The sharded folders of torch.distributed.checkpoint
+are written faster by thousands of ranks, but their metadata is a pickle that cannot be read with
+`weights_only`, and no other tool takes them for weights.
+
 What the names say counts, not the links: where a process was killed between two steps of a save, a
 link may be one save behind. Runs from before there was a folder have a plain `last.pt` instead.
 """
