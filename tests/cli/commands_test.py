@@ -64,14 +64,17 @@ def test_the_readme_from_folder_to_prediction(clips, tmp_path):
     facts = json.loads((tmp_path / "info.json").read_text())
     assert facts["splits"] == {"train": 8, "val": 2}
     said = run("train", "tsm", "--data", "my.pack", "--out", "runs/a", *TINY)
-    assert "runs/a" in said
+    assert "report: runs/a/report.html" in said
+    page = tmp_path / "runs" / "a" / "report.html"
+    assert "<html" in page.read_text()
+    page.unlink()
     run("eval", "runs/a", "--views", "3x1", "--json", "eval.json")
     report = json.loads((tmp_path / "eval.json").read_text())
     assert report["samples"] == 2 and set(report["per_class"]) == {"a", "b"}
     said = run("predict", "runs/a", clips / "a" / "0.mp4", "--json", "-")
     assert len(json.loads(said)[0]["classes"]) == 2
     run("report", "runs/a")
-    assert "<html" in (tmp_path / "runs" / "a" / "report.html").read_text()
+    assert "<html" in page.read_text()
 
 
 def test_help_needs_no_heavy_import():

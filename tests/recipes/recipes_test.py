@@ -301,7 +301,8 @@ def test_the_command_line_runs_a_tiny_recipe_with_changes(data, tmp_path, capsys
 def test_the_end_of_a_run_fits_its_task(name, score, advice, data, tmp_path, capsys):
     """Retrieval is searched with, an encoder fine-tuned."""
     out = tmp_path / "run"
-    args = ["train", name, "--tiny", "--data", data["clips"], "--out", out, "--progress", "none"]
+    args = ["train", name, "--tiny", "--data", data["clips"], "--out", out, "--progress", "none",
+            "--no-report"]  # fmt: skip
     assert main([str(arg) for arg in args]) == 0
     said = capsys.readouterr().out
     assert score in said and advice.format(out) in said

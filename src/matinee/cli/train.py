@@ -8,13 +8,15 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
 
-from matinee.cli.common import err, out, parse
-from matinee.errors import ConfigError
+from matinee.cli.common import busy, err, out, parse
+from matinee.errors import ConfigError, MatineeError
+from matinee.measure.report import write_report
 from matinee.models.config import Shift
 from matinee.recipes import GROUPS, RECIPES, tiny
 from matinee.tasks.config import ContrastiveConfig, MaskedConfig
@@ -37,6 +39,8 @@ class TrainCommand:
     continue it if there is one."""
     progress: Literal["auto", "plain", "none"] = "auto"
     """auto: a live view on a terminal, else lines; plain: lines; none: silent."""
+    report: bool = True
+    """At the end draw report.html in the run's folder, as `matinee report` does."""
     gpus: int | None = None
     """Ranks to start on this machine, each on a GPU of its own (with --run.device cpu: processes on
     the CPU). Default: this process alone, or as torchrun or Slurm say."""
@@ -85,9 +89,21 @@ def main(args: Sequence[str]) -> int:
     scores = f"{_scores(result.val)}; " if result.val is not None else ""
     masked = f", {result.masked} clips masked" if result.masked else ""
     out.print(f"{result.out}: {scores}{result.steps} steps in {result.seconds:.0f} s{masked}")
-    out.print(f"next: {_next(command.config)}   matinee report {shlex.quote(str(result.out))}")
+    if command.report:
+        _draw(result.out)
+    out.print(f"next: {_next(command.config)}")
     sys.stdout.flush()
     return 0
+
+
+def _draw(run: Path) -> None:
+    """The run's page; what keeps it from being drawn is told, and takes nothing from the run."""
+    try:
+        with busy("drawing the report"):
+            write_report(run / "report.html", [run])
+        out.print(f"report: {run / 'report.html'}")
+    except MatineeError as error:
+        err.print(f"no report: {error}")
 
 
 def _without(args: Sequence[str], *flags: str) -> list[str]:
