@@ -11,6 +11,7 @@ from matinee.cli.train import TrainCommand
 from matinee.errors import ConfigError
 from matinee.recipes import RECIPES, tiny
 from matinee.training.parallel.slurm import SlurmJob, sbatch_script
+from matinee.training.setup import parts_of
 
 _USAGE = """usage: matinee slurm RECIPE [--nodes 4 --gpus 8 --time 24:00:00 ...] -- TRAIN FLAGS
 
@@ -33,8 +34,9 @@ def main(args: Sequence[str]) -> int:
     # Flags that are wrong are better found now than when the job's turn has come.
     config = RECIPES[recipe](tyro.MISSING, tyro.MISSING)
     default = TrainCommand(tiny(config) if "--tiny" in flags else config)
-    parse(TrainCommand, flags, f"train {recipe}", default=default,
-          config=(tyro.conf.AvoidSubcommands,))  # fmt: skip
+    command = parse(TrainCommand, flags, f"train {recipe}", default=default,
+                    config=(tyro.conf.AvoidSubcommands,))  # fmt: skip
+    parts_of(command.config, job.nodes * job.gpus)
     print(script, end="")
     return 0
 

@@ -25,6 +25,7 @@ from matinee.training.loop import train
 from matinee.training.parallel.environment import RankEnvironment
 from matinee.training.parallel.launch import check_gpus, launch
 from matinee.training.parallel.slurm import SlurmJob, sbatch_script
+from matinee.training.setup import parts_of
 from matinee.training.show.terminal import show_on
 
 
@@ -64,13 +65,19 @@ def main(args: Sequence[str]) -> int:
         default=TrainCommand(tiny(config) if small else config), description=inspect.getdoc(make),
         config=(tyro.conf.AvoidSubcommands,),  # the recipe chooses among kinds, flags their fields
     )  # fmt: skip
+    if command.nodes < 1:
+        raise ConfigError(f"--nodes {command.nodes}: at least 1")
+    if command.max_restarts < 0:
+        raise ConfigError(f"--max-restarts {command.max_restarts}: 0 or more")
     if command.nodes > 1:
+        parts_of(command.config, command.nodes * (command.gpus or SlurmJob.gpus))
         job = SlurmJob(nodes=command.nodes, gpus=command.gpus or SlurmJob.gpus)
         print(sbatch_script(args[0], _without(args[1:], "--nodes", "--gpus"), job), end="")
         return 0
     ranks = RankEnvironment.read()
     if command.gpus is not None and ranks.launched_by != "torchrun":
         check_gpus(command.gpus, command.config.run.device)
+        parts_of(command.config, command.gpus)
         return launch(list(args), processes=command.gpus, max_restarts=command.max_restarts)
     result = train(
         command.config,

@@ -47,6 +47,12 @@ class DataConfig:
     """A clip that cannot be read: stop with file and reason, or mask, count and log it (a batch
     without any clip left stops the run)."""
 
+    def __post_init__(self) -> None:
+        for name in ("repeats", "crops", "workers"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"--data.{name} {value}: at least 1")
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -82,7 +88,10 @@ class RunConfig:
                 raise ConfigError(f"--run.{name.replace('_', '-')} {value}: at least 1")
         if not self.save_minutes > 0:
             raise ConfigError(f"--run.save-minutes {self.save_minutes}: must be positive")
-        parse_views(self.views)
+        try:
+            parse_views(self.views)
+        except ConfigError as error:
+            raise ConfigError(f"--run.views: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +59,7 @@ def find_state(folder: RunFolder, config: TrainConfig, pack: DataSet, ranks: Ran
             f"{folder.path} was trained on another pack than {pack.path} (other videos, samples or "
             "encoding): resume with that, or start anew with another --out"
         )
-    return Found(content, tuple(notes))
+    return Found(content, (*notes, *changes(folder, config)))
 
 
 def begun_here(folder: RunFolder) -> bool:
@@ -75,11 +76,12 @@ def check_settings(folder: RunFolder, config: TrainConfig) -> None:
     saved = folder.config()
     ours = replace(config, optim=replace(config.optim, accumulate=1))
     theirs = replace(saved, optim=replace(saved.optim, accumulate=1))
-    for section in ("model", "task", "clip", "optim"):
-        if getattr(theirs, section) != getattr(ours, section):
+    fixed = ("model.", "task.", "clip.", "optim.")
+    for name, before, now in differences(theirs.to_dict(), ours.to_dict()):
+        if name.startswith(fixed):
             raise ConfigError(
-                f"{folder.path} was started with other settings in section {section!r}: resume "
-                "with the same, or start anew with another --out"
+                f"{folder.path} was started with {name} {before!r}, not {now!r}: resume with the "
+                "same, or start anew with another --out"
             )
     for section, names in (
         ("data", ("train_split", "val_split", "repeats", "crops")),
@@ -94,6 +96,29 @@ def check_settings(folder: RunFolder, config: TrainConfig) -> None:
                     f"{folder.path} was started with {section}.{name} {before!r}: resume with the "
                     "same, or start anew with another --out"
                 )
+
+
+def differences(
+    before: dict[str, Any], now: dict[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Fields of two configs that differ: dotted name, value before and now."""
+    for name in before.keys() | now.keys():
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from differences(old, new, f"{path}{name}.")
+        elif old != new:
+            yield f"{path}{name}", old, new
+
+
+def changes(folder: RunFolder, config: TrainConfig) -> list[str]:
+    """A sentence on settings that are others than before, and may be."""
+    may = ("speed.", "parallel.", "optim.accumulate")
+    found = [
+        f"{name} {now!r} (was {before!r})"
+        for name, before, now in sorted(differences(folder.config().to_dict(), config.to_dict()))
+        if name.startswith(may)
+    ]
+    return [f"other settings than at the start: {', '.join(found)}"] if found else []
 
 
 def check_vocabulary(found: Found, setup: Setup, folder: RunFolder) -> None:

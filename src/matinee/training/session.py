@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -33,14 +33,16 @@ from matinee.training.precision import allow_tf32, autocast, pick_precision
 from matinee.training.resume import begun_here, check_vocabulary, find_state
 from matinee.training.setup import (
     Setup,
-    micro_batch,
+    parts_of,
     prepare,
+    stages_of,
     training_loader,
     validation_loader,
 )
 from matinee.training.show.loggers import Logger, check_loggers, open_loggers
 from matinee.training.show.progress import Progress
-from matinee.training.stages import Stage, Timeline, plan_stages
+from matinee.training.stages import Stage, Timeline
+from matinee.training.state.lock import lock_folder
 from matinee.training.state.runfolder import RunFolder
 from matinee.training.state.train_state import TrainState
 from matinee.training.step import Stepped, StepRunner
@@ -69,6 +71,8 @@ class Session:
     """Read in this session since the last log line; `state.clips` also counts those before it."""
     norm: Tensor = field(default_factory=lambda: torch.zeros(()))
     """Of the last step's gradient, before its limit."""
+    lock: BinaryIO | None = None
+    """Of the folder, on rank 0: held as long as it is open."""
     _stage: Stage | None = None
 
     def batches(self, epoch: int) -> Iterator[Batch]:
@@ -240,6 +244,8 @@ class Session:
             self.folder.checkpoints.__exit__(kind, error, trace)
         for logger in self.loggers:
             logger.close()
+        if self.lock is not None:
+            self.lock.close()
 
 
 def _finite(value: Tensor) -> float | None:
@@ -265,17 +271,11 @@ def open_session(
     if ranks.restarted and not resume:
         resume = ranks.on_main(lambda: begun_here(folder))
     precision, reason = pick_precision(config.speed.precision, ranks.device)
-    parts = _parts(config, ranks)
+    parts, stages = parts_of(config, ranks.world), stages_of(config)
     _check(config, ranks, precision, parts)
     allow_tf32(config.speed.tf32)
     pack = open_data(config.data.path)
     # A run that goes on has all its weights in the checkpoint.
-    stages = plan_stages(
-        config.speed.stages, epochs=config.optim.epochs, frames=config.clip.frames,
-        size=config.clip.size, batch_size=config.optim.batch_size,
-    )  # fmt: skip
-    for stage in stages:
-        micro_batch(config, ranks, stage, parts)
     found = find_state(folder, config, pack, ranks) if resume else None
     setup = prepare(pack, config, ranks, new_weights=found is None)
     timeline = Timeline(stages, _items(setup))
@@ -304,7 +304,7 @@ def open_session(
     if found is not None:
         check_vocabulary(found, setup, folder)
         state.load_state_dict(found.state, ranks)
-        notes += found.notes
+        notes += [*found.notes, f"goes on after step {state.step} of {timeline.total}"]
     session = Session(
         config, ranks, setup, folder, timeline, state, runner, say, precision, parts,
         tuple(note for note in notes if note),
@@ -321,6 +321,7 @@ def open_session(
 def _begin(session: Session, *, resumed: bool) -> None:
     """On rank 0: make the folder ready, or take back what was written after the checkpoint."""
     folder, state, config = session.folder, session.state, session.config
+    session.lock = lock_folder(folder.path, session.say.note)
     if not resumed:
         check_loggers(config.run.loggers)
         folder.check_new()
@@ -344,20 +345,6 @@ def _write_first(session: Session, *, resumed: bool) -> None:
         folder.resume(state.step, validated=start == state.step, best=best)
     else:
         folder.create(config)
-
-
-def _parts(config: TrainConfig, ranks: Ranks) -> int:
-    """Micro-batches of a step on each rank."""
-    simulated = config.parallel.simulate_world
-    if simulated is None:
-        return config.optim.accumulate
-    parts, left = divmod(config.optim.accumulate * simulated, ranks.world)
-    if left or not parts:
-        raise ConfigError(
-            f"--parallel.simulate-world {simulated}: {ranks.world} real ranks cannot share the "
-            "work of so many equally: choose a multiple"
-        )
-    return parts
 
 
 def _check(config: TrainConfig, ranks: Ranks, precision: str, parts: int) -> None:

@@ -28,7 +28,7 @@ from matinee.tasks.contrastive import ContrastiveTask
 from matinee.tasks.vocabulary import Vocabulary, make_sets, make_targets, read_vocabulary
 from matinee.training.config import TrainConfig
 from matinee.training.parallel.ranks import Ranks
-from matinee.training.stages import Stage
+from matinee.training.stages import Stage, plan_stages
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,18 @@ def prepare(pack: DataSet, config: TrainConfig, ranks: Ranks, *, new_weights: bo
     )
 
 
-def micro_batch(config: TrainConfig, ranks: Ranks, stage: Stage, parts: int) -> int:
+def micro_batch(config: TrainConfig, world: int, stage: Stage, parts: int) -> int:
     """Clips of a micro-batch in a stage of the run, with `parts` of them a step on each rank.
 
     Raises:
         ConfigError: a batch that cannot be cut so.
     """
-    micro, left = divmod(stage.batch_size, parts * ranks.world)
+    micro, left = divmod(stage.batch_size, parts * world)
     if left or not micro:
         raise ConfigError(
             f"--optim.batch-size {stage.batch_size} cannot be cut into {parts} parts on "
-            f"{ranks.world} ranks: choose a multiple of {parts * ranks.world}"
+            f"{world} ranks (--optim.accumulate, --simulate-world, --gpus): choose a multiple of "
+            f"{parts * world}"
         )
     task = config.task
     if isinstance(task, ClassificationConfig) and (task.mixup or task.cutmix):
@@ -126,10 +127,38 @@ def micro_batch(config: TrainConfig, ranks: Ranks, stage: Stage, parts: int) -> 
     return micro
 
 
+def parts_of(config: TrainConfig, world: int) -> int:
+    """Micro-batches of a step on each of `world` ranks.
+
+    Raises:
+        ConfigError: the ranks cannot share the batches, in some stage of the run.
+    """
+    simulated = config.parallel.simulate_world
+    parts, left = config.optim.accumulate, 0
+    if simulated is not None:
+        parts, left = divmod(parts * simulated, world)
+    if left or not parts:
+        raise ConfigError(
+            f"--parallel.simulate-world {simulated}: {world} real ranks cannot share the work of "
+            "so many equally: choose a multiple"
+        )
+    for stage in stages_of(config):
+        micro_batch(config, world, stage, parts)
+    return parts
+
+
+def stages_of(config: TrainConfig) -> tuple[Stage, ...]:
+    """Of a run, the last with its whole clips."""
+    return plan_stages(
+        config.speed.stages, epochs=config.optim.epochs, frames=config.clip.frames,
+        size=config.clip.size, batch_size=config.optim.batch_size,
+    )  # fmt: skip
+
+
 def training_loader(setup: Setup, stage: Stage, parts: int) -> EpochLoader:
     """What one rank trains on in a stage of the run."""
     config = setup.config
-    micro = micro_batch(config, setup.ranks, stage, parts)
+    micro = micro_batch(config, setup.ranks.world, stage, parts)
     return open_loader(
         setup.pack, split=setup.splits.train, batch_size=micro, group=parts,
         clip=replace(config.clip, frames=stage.frames, size=stage.size),

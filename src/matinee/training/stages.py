@@ -47,16 +47,16 @@ def plan_stages(
             round(_part(text, match["part"]) * epochs), int(match["frames"]), int(match["size"]),
             batch,
         )  # fmt: skip
+        if min(stage.frames, stage.batch_size) < 1 or stage.size < 16 or stage.size % 2:
+            raise ConfigError(
+                f"--speed.stages {text!r}: at least 1 frame and 1 clip a batch, and an even size "
+                "of 16 pixels or more"
+            )
         before = stages[-1].until if stages else 0
         if not before < stage.until < epochs:
             raise ConfigError(
                 f"--speed.stages {text!r} ends with epoch {stage.until}: it must end after epoch "
                 f"{before} and before the last, {epochs}"
-            )
-        if min(stage.frames, stage.batch_size) < 1 or stage.size < 16 or stage.size % 2:
-            raise ConfigError(
-                f"--speed.stages {text!r}: at least 1 frame and 1 clip a batch, and an even size "
-                "of 16 pixels or more"
             )
         stages.append(stage)
     return (*stages, Stage(epochs, frames, size, batch_size))

@@ -40,8 +40,7 @@ def learning_rate(
     if config.schedule == "constant":
         return peak
     if config.schedule == "step":
-        whole = math.floor(epoch + _ROUNDING)
-        passed = sum(whole + _ROUNDING >= part * config.epochs for part in config.drops)
+        passed = sum(epoch + _ROUNDING >= part * config.epochs for part in config.drops)
         return peak * 0.1**passed
     return _cosine(peak, end, (epoch - warmup) / max(config.epochs - warmup, _ROUNDING))
 

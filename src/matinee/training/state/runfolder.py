@@ -91,7 +91,7 @@ class RunFolder:
             return TrainConfig.from_json(self.config_file.read_text())
         except FileNotFoundError:
             raise ConfigError(f"{self.path} is no run: it has no config.json") from None
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, ConfigError) as error:
             raise ConfigError(f"{self.config_file} is damaged: {error}") from None
 
     def sessions(self) -> list[dict[str, Any]]:
