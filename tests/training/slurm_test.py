@@ -369,7 +369,7 @@ def test_command_prints_a_script_whose_flags_are_known(capsys):
     from matinee.cli.slurm import main
 
     flags = ["--data", "a pack", "--out", "runs/a", "--optim.batch-size", "48"]
-    with pytest.raises(ConfigError, match="--optim.batch-size 16 cannot be cut .* 24 ranks"):
+    with pytest.raises(ConfigError, match=r"--optim.batch-size 16 cannot be cut .* 24 ranks"):
         main(["tsm", "--nodes", "3", *flags[:4]])
     assert main(["tsm", "--nodes", "3", "--time", "1:00:00", *flags]) == 0
     script = capsys.readouterr().out
