@@ -159,7 +159,11 @@ def test_closed_terminal_saves_as_sigterm_does(run, tmp_path):
 (here / f"got{rank}").write_text(json.dumps(got)); sys.exit(128 + got[0])
 """
     )
-    assert run(body) == 128 + signal.SIGHUP
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup would have it ignored
+    try:
+        assert run(body) == 128 + signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)
     assert json.loads((tmp_path / "got0").read_text()) == [signal.SIGTERM]
 
 
