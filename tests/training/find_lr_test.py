@@ -37,9 +37,11 @@ def sgd(pack, **optim):
 
 def test_losses_are_those_of_a_plain_loop(clips_pack):
     """The same network and batches; weight - rate × gradient, at rates that rise by one factor."""
-    found = find_lr(sgd(clips_pack), low=1e-4, high=1e-2, steps=20)
+    vit = ModelConfig("test_vit", Joint(), patch_size=8, dropout=0.0)  # calm: rounding stays small
+    settings = replace(sgd(clips_pack), model=vit)
+    found = find_lr(settings, low=1e-4, high=1e-2, steps=20)
     pack = Pack(clips_pack)
-    setup = prepare(pack, sgd(clips_pack), Ranks(0, 1, 1, torch.device("cpu")))
+    setup = prepare(pack, settings, Ranks(0, 1, 1, torch.device("cpu")))
     network = setup.task.model.train()
     mean, std = setup.normalisation.mean, setup.normalisation.std
     losses = []
@@ -100,7 +102,8 @@ def test_any_optimizer_is_tested(clips_pack, name):
     still = find_lr(settings, low=1e-9, high=2e-9, steps=20)
     assert found.optimizer == name
     assert np.allclose(found.losses[:5], still.losses[:5], rtol=1e-3)
-    assert not np.allclose(found.losses[-1], still.losses[len(found.losses) - 1], rtol=1e-2)
+    last = slice(12, len(found.losses))
+    assert not np.allclose(found.losses[last], still.losses[last], rtol=1e-2)
 
 
 def test_every_task_is_tested(clips_pack, tmp_path):
