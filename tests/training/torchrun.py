@@ -8,7 +8,7 @@ from pathlib import Path
 
 import rank_jobs
 
-LIMIT_S = 240
+LIMIT_S = 600
 
 
 def run_ranks(world: int, jobs: list[dict], folder: Path, *, max_restarts: int = 0) -> str:
