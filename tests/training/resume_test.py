@@ -357,3 +357,36 @@ def test_the_best_validation_survives_a_resume(clips_pack, tmp_path):
     assert len(told.rows) == 3
     state = RunFolder(tmp_path / "run").load_checkpoint("best")["state"]
     assert state["validated"] == rows[-1]["best"]["epoch"]
+
+
+def test_what_decides_what_is_learned_must_stay_and_the_rest_is_told(clips_pack, tmp_path):
+    """Each refused field by its name; parts of a batch and speed may change, in words."""
+    out = tmp_path / "run"
+    config = settings(clips_pack, out)
+    train(config, progress=StopAt(2))
+    for section, change, words in (
+        ("run", {"seed": 6}, r"run.seed 5, not 6"),
+        ("data", {"repeats": 2}, r"data.repeats 1, not 2"),
+        ("clip", {"flip": "none"}, r"clip.flip 'horizontal', not 'none'"),
+        ("speed", {"stages": ("0.4=2x16",)}, r"speed.stages"),
+        ("parallel", {"sync_bn": True}, r"parallel.sync_bn False, not True"),
+    ):
+        other = replace(config, **{section: replace(getattr(config, section), **change)})
+        with pytest.raises(ConfigError, match=f"was started with {words}"):
+            train(other, resume=True)
+    told = Notes()
+    other = replace(config, optim=replace(config.optim, accumulate=1))
+    other = replace(other, speed=replace(config.speed, channels_last=False))
+    assert train(other, resume=True, progress=told).steps == 9
+    assert any("goes on after step 2 of 9" in fact for fact in told.facts)
+    changed = "optim.accumulate 1 (was 2), speed.channels_last False (was True)"
+    assert any(changed in fact for fact in told.facts)
+
+
+def test_a_run_that_cannot_start_leaves_nothing(clips_pack, tmp_path, monkeypatch):
+    """A logger whose package is absent is refused before the folder is made."""
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    config = settings(clips_pack, tmp_path / "run")
+    with pytest.raises(MatineeError, match=r"pip install 'matinee\[trackio\]'"):
+        train(replace(config, run=replace(config.run, loggers=("trackio",))))
+    assert not (tmp_path / "run").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from matinee.errors import ConfigError, MatineeError
@@ -13,6 +13,13 @@ from matinee.training.config import TrainConfig
 from matinee.training.parallel.ranks import Ranks
 from matinee.training.setup import Setup
 from matinee.training.state.runfolder import RunFolder
+
+_FIXED = (
+    "model.", "task.", "clip.", "optim.", "data.train_split", "data.val_split", "data.repeats",
+    "data.crops", "speed.stages", "parallel.sync_bn", "run.seed",
+)  # fmt: skip
+"""Sections and fields that decide what is learned."""
+_MAY_CHANGE = "optim.accumulate"
 
 
 @dataclass(frozen=True)
@@ -73,36 +80,19 @@ def begun_here(folder: RunFolder) -> bool:
 
 def check_settings(folder: RunFolder, config: TrainConfig) -> None:
     """Refuse to go on with settings that would make it another run."""
-    saved = folder.config()
-    ours = replace(config, optim=replace(config.optim, accumulate=1))
-    theirs = replace(saved, optim=replace(saved.optim, accumulate=1))
-    fixed = ("model.", "task.", "clip.", "optim.")
-    for name, before, now in differences(theirs.to_dict(), ours.to_dict()):
-        if name.startswith(fixed):
+    for name, before, now in differences(folder.config().to_dict(), config.to_dict()):
+        if name.startswith(_FIXED) and name != _MAY_CHANGE:
             raise ConfigError(
                 f"{folder.path} was started with {name} {before!r}, not {now!r}: resume with the "
                 "same, or start anew with another --out"
             )
-    for section, names in (
-        ("data", ("train_split", "val_split", "repeats", "crops")),
-        ("speed", ("stages",)),
-        ("parallel", ("sync_bn",)),
-        ("run", ("seed",)),
-    ):
-        for name in names:
-            before = getattr(getattr(theirs, section), name)
-            if before != getattr(getattr(ours, section), name):
-                raise ConfigError(
-                    f"{folder.path} was started with {section}.{name} {before!r}: resume with the "
-                    "same, or start anew with another --out"
-                )
 
 
 def differences(
     before: dict[str, Any], now: dict[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Fields of two configs that differ: dotted name, value before and now."""
-    for name in before.keys() | now.keys():
+    """Fields of two configs that differ, by name: dotted name, value before and now."""
+    for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from differences(old, new, f"{path}{name}.")
@@ -112,11 +102,10 @@ def differences(
 
 def changes(folder: RunFolder, config: TrainConfig) -> list[str]:
     """A sentence on settings that are others than before, and may be."""
-    may = ("speed.", "parallel.", "optim.accumulate")
     found = [
         f"{name} {now!r} (was {before!r})"
-        for name, before, now in sorted(differences(folder.config().to_dict(), config.to_dict()))
-        if name.startswith(may)
+        for name, before, now in differences(folder.config().to_dict(), config.to_dict())
+        if name.startswith(("speed.", "parallel.", _MAY_CHANGE))
     ]
     return [f"other settings than at the start: {', '.join(found)}"] if found else []
 

@@ -321,19 +321,20 @@ def open_session(
 def _begin(session: Session, *, resumed: bool) -> None:
     """On rank 0: make the folder ready, or take back what was written after the checkpoint."""
     folder, state, config = session.folder, session.state, session.config
-    session.lock = lock_folder(folder.path, session.say.note)
-    if not resumed:
+    if not resumed:  # nothing is written where a run cannot start
         check_loggers(config.run.loggers)
         folder.check_new()
-    session.loggers[:] = open_loggers(
-        config.run.loggers, folder.path, config.to_dict(), state.step if resumed else None,
-        session.say.note,
-    )  # fmt: skip
+    session.lock = lock_folder(folder.path, session.say.note)
     try:
+        session.loggers[:] = open_loggers(
+            config.run.loggers, folder.path, config.to_dict(), state.step if resumed else None,
+            session.say.note,
+        )  # fmt: skip
         _write_first(session, resumed=resumed)
     except BaseException:
         for logger in session.loggers:
             logger.close()
+        session.lock.close()
         raise
 
 
