@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from matinee.errors import MediaError
-from matinee.media.encode import Chunk, encode_chunks, normalised_frames, target_size
+from matinee.media.encode import Chunk, encode_chunks
+from matinee.media.normalise import normalised_frames, target_size
 from matinee.media.probe import probe
 from matinee.pack.profiles import make_profile
 

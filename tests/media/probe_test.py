@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from matinee.errors import MediaError
-from matinee.media.encode import normalised_frames, target_size
+from matinee.media.normalise import normalised_frames, target_size
 from matinee.media.packets import scan_packets
 from matinee.media.probe import orientation_of, probe
 

@@ -29,8 +29,9 @@ from matinee.errors import ConfigError, MatineeError, MediaError, PackError
 from matinee.inference.embed import autocast_of
 from matinee.inference.load import LoadedRun, load_run
 from matinee.media.decode import ClipDecoder, frame_bytes
-from matinee.media.packets import VideoFormat, open_video, reason_of, video_stream
+from matinee.media.packets import VideoFormat
 from matinee.media.probe import Orientation, Probe, probe
+from matinee.media.source import open_video, reason_of, video_stream
 from matinee.models.config import Shift
 from matinee.models.frames import FrameModel
 from matinee.models.live import LiveModel

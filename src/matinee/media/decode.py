@@ -18,8 +18,9 @@ import av
 import numpy as np
 
 from matinee.errors import MediaError
-from matinee.media.packets import PacketTable, VideoFormat, reason_of
+from matinee.media.packets import PacketTable, VideoFormat
 from matinee.media.plan import byte_ranges, packets_to_feed
+from matinee.media.source import reason_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

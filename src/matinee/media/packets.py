@@ -25,6 +25,7 @@ import av
 import numpy as np
 
 from matinee.errors import MediaError
+from matinee.media.source import open_video, reason_of, video_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -167,22 +168,6 @@ class PacketScan:
     extradata: bytes
 
 
-def video_stream(container: av.container.InputContainer) -> av.VideoStream:
-    """The first video stream that is not cover art.
-
-    Raises:
-        MediaError: there is none.
-    """
-    for stream in container.streams.video:
-        if not stream.disposition & av.stream.Disposition.attached_pic:
-            if stream.codec_context is None:
-                raise MediaError("is in a codec for which there is no decoder")
-            return stream
-    if container.streams.video:
-        raise MediaError("holds only cover art, no moving picture")
-    raise MediaError("holds no video stream")
-
-
 def scan_packets(source: Path | bytes) -> PacketScan:
     """Build the packet table of a file (or of a file's bytes) without decoding it.
 
@@ -247,25 +232,6 @@ def scan_packets(source: Path | bytes) -> PacketScan:
 
 def _open(source: Path | bytes) -> av.container.InputContainer:
     return open_video(io.BytesIO(source) if isinstance(source, bytes) else source)
-
-
-def open_video(source: Path | BinaryIO) -> av.container.InputContainer:
-    """Open a file for reading.
-
-    Raises:
-        MediaError: FFmpeg cannot; the text says why.
-    """
-    try:
-        return av.open(str(source) if isinstance(source, Path) else source, "r")
-    except (av.FFmpegError, OSError, ValueError) as error:
-        # FFmpeg reports damaged files as PermissionError, EOFError or ValueError at times.
-        raise MediaError(f"cannot be opened as video: {reason_of(error)}") from None
-
-
-def reason_of(error: BaseException) -> str:
-    """FFmpeg's words about an error, without file name and errno."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text)
 
 
 def _find(file: BinaryIO, position: int | None, payload: bytes, container: str) -> int:

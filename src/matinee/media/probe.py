@@ -12,7 +12,7 @@ import av
 import numpy as np
 
 from matinee.errors import MediaError
-from matinee.media.packets import open_video, reason_of, video_stream
+from matinee.media.source import open_video, reason_of, video_stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -16,19 +16,12 @@ from av import VideoFrame
 
 from matinee.errors import MediaError
 from matinee.files import write_whole
-from matinee.media.encode import encode_chunks, normalised_frames, target_size
+from matinee.media.encode import encode_chunks
+from matinee.media.normalise import normalised_frames, target_size
 from matinee.media.probe import Probe, probe
+from matinee.media.source import stamp_of
 from matinee.pack.format import tar_member
 from matinee.pack.profiles import Profile
-
-
-def stamp_of(path: Path) -> list[int]:
-    """Size and modification time (ns) of a source, by which a finished part is recognised."""
-    try:
-        info = path.stat()
-    except (OSError, ValueError):
-        return [0, 0]
-    return [info.st_size, info.st_mtime_ns]
 
 
 def write_part(staging: Path, number: int, part: dict[str, Any], stamp: list[int]) -> None:

@@ -24,8 +24,9 @@ from typing import Any, BinaryIO
 
 from matinee.errors import ConfigError, MatineeError, PackError
 from matinee.files import write_whole
+from matinee.media.source import stamp_of
 from matinee.pack.annotations import Annotations, VideoFile
-from matinee.pack.encode_job import stamp_of, write_part
+from matinee.pack.encode_job import write_part
 from matinee.pack.finish import Failure, PackReport, finish_pack, read_failures
 from matinee.pack.format import MANIFEST, PACK_FILES, STAGING, VERSION, read_manifest
 from matinee.pack.profiles import Profile
