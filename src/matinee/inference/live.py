@@ -28,14 +28,14 @@ from matinee.data.sampling import uniform_segments
 from matinee.errors import ConfigError, MatineeError, MediaError, PackError
 from matinee.inference.embed import autocast_of
 from matinee.inference.load import LoadedRun, load_run
-from matinee.media.decode import ClipDecoder, frame_bytes
+from matinee.media.convert import Converter, frame_bytes
 from matinee.media.packets import VideoFormat
 from matinee.media.probe import Orientation, Probe, probe
 from matinee.media.source import open_video, reason_of, video_stream
 from matinee.models.config import Shift
 from matinee.models.frames import FrameModel
 from matinee.models.live import LiveModel
-from matinee.pack.index import needs_normalising
+from matinee.pack.index_job import needs_normalising
 from matinee.pack.reader import Pack, SampleInfo
 from matinee.tasks.classification import ClassificationTask
 from matinee.training.setup import choose_splits
@@ -287,13 +287,13 @@ class _Pixels:
         self._box, self._size = plan.box, (spec.size, spec.size)
         self._affine = torch.from_numpy(colours.astype(np.float32))[None].to(run.device)
         self._run = run
-        self._decoder = ClipDecoder()
+        self._convert = Converter(self._format, self._box, self._size, "i420")
         self._before: Tensor | None = None
 
     def __call__(self, frame: av.VideoFrame) -> Tensor | None:
         """None for the first frame of a network that sees differences."""
         row = np.empty(frame_bytes(self._size), np.uint8)
-        self._decoder.convert(self._format, frame, [row], self._box, self._size, "i420")
+        self._convert(frame, row)
         run = self._run
         i420 = torch.from_numpy(row)[None, None].to(run.device)
         video = to_video(
