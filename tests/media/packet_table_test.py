@@ -84,6 +84,54 @@ def test_the_table_points_at_the_bytes_of_each_packet(tmp_path, film):
     assert packets == [data[a : a + n] for a, n in zip(table.offset, table.size, strict=True)]
 
 
+def table_of(frame: list[int], key: list[int]) -> PacketTable:
+    """Packets of 10 bytes that carry these frames, with keys at these packets."""
+    count = len(frame)
+    return PacketTable(
+        offset=np.arange(count) * 10,
+        size=np.full(count, 10),
+        frame=np.array(frame),
+        crc=np.zeros(count, np.uint32),
+        key=np.isin(np.arange(count), key),
+        disposable=np.zeros(count, bool),
+    )
+
+
+@pytest.mark.parametrize(
+    ("frame", "key", "packets", "frames"),
+    [
+        ([0, 2, 1, 3, 5, 4], [0, 3], [0, 3], [0, 3]),
+        ([-1, -1, 0, 1], [0], [0], [0]),  # an edit list hides the start
+        ([-1, -1, -1, 0, 1], [0, 2], [2], [0]),  # the later of two hidden keys
+        ([-1, -1, 0, 1], [0, 2], [2], [0]),  # a shown key is nearer
+        ([0, 1, -1, 2, 3], [0, 2, 3], [0, 3], [0, 2]),  # hidden amid shown ones: not used
+        ([0, -1], [0, 1], [0], [0]),
+    ],
+)
+def test_keys_are_those_that_decoding_can_start_from(frame, key, packets, frames):
+    """Hidden keys serve only the first shown frames."""
+    table = table_of(frame, key)
+    assert (table.key_packets.tolist(), table.key_frames.tolist()) == (packets, frames)
+    raw = PacketTable.from_bytes(table.to_bytes(), data_size=FILE_BYTES)
+    assert same(raw, table) and raw.key_packets.tolist() == packets
+
+
+@pytest.mark.parametrize(
+    ("frame", "key"),
+    [
+        ([0, 2, 1], [0, 1, 2]),  # keys shown in another order than stored
+        ([0, 3, 1, 2], [0, 2]),  # a run that starts at packet 2 would miss frame 3
+        ([-1, 2, 0, 1], [0, 2]),
+        ([0, 1], [1]),
+        ([-1, 0], []),
+    ],
+)
+def test_a_key_behind_frames_that_are_shown_later_is_refused(frame, key):
+    """MediaError: the plan from such a key would leave frames out."""
+    with pytest.raises(MediaError):
+        table_of(frame, key)
+
+
 def test_every_truncation_is_refused():
     """A table cut at any byte is a MediaError."""
     raw = small_table().to_bytes()

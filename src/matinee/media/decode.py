@@ -39,7 +39,7 @@ class ClipDecoder:
     """
 
     def __init__(self) -> None:
-        self._decoders: OrderedDict[tuple[str, bytes], av.VideoCodecContext] = OrderedDict()
+        self._decoders: OrderedDict[VideoFormat, av.VideoCodecContext] = OrderedDict()
 
     def decode(
         self,
@@ -111,17 +111,17 @@ class ClipDecoder:
         try:
             missing = _decode(self._decoder(fmt), table, read, runs, set(rows), write)
         except (av.FFmpegError, MediaError, EOFError, PermissionError, ValueError) as error:
-            self._decoders.pop((fmt.codec, fmt.extradata), None)
+            self._decoders.pop(fmt, None)
             if isinstance(error, MediaError):
                 raise
             raise MediaError(f"damaged video data: {reason_of(error)}") from None
         if missing:
-            self._decoders.pop((fmt.codec, fmt.extradata), None)
+            self._decoders.pop(fmt, None)
             raise MediaError(f"damaged video data: frame {min(missing)} did not decode")
 
     def _decoder(self, fmt: VideoFormat) -> av.VideoCodecContext:
-        key = (fmt.codec, fmt.extradata)
-        decoder = self._decoders.get(key)
+        # By all of it: raw video says neither its size nor its pixel format in its packets.
+        decoder = self._decoders.get(fmt)
         if decoder is None:
             created = av.CodecContext.create(fmt.codec, "r")
             if not isinstance(created, av.VideoCodecContext):
@@ -132,11 +132,11 @@ class ClipDecoder:
             decoder.pix_fmt = fmt.pix_fmt
             decoder.thread_count = 1
             decoder.options = {"err_detect": "explode"}  # damage is an error, never a guessed frame
-            self._decoders[key] = decoder
+            self._decoders[fmt] = decoder
             if len(self._decoders) > _MAX_DECODERS:
                 self._decoders.popitem(last=False)
         else:
-            self._decoders.move_to_end(key)
+            self._decoders.move_to_end(fmt)
             decoder.flush_buffers()
         return decoder
 

@@ -7,9 +7,10 @@ opening the container again.
 
 # Note [Temporal layers]
 An H.264 slice says in its first byte whether later frames refer to it (`nal_ref_idc`, ITU-T Rec.
-H.264 §7.4.1). Packets with `nal_ref_idc == 0` can be left out without changing any other frame.
-matinee's encoder places such frames between references at a fixed spacing equal to the training
-stride, so a clip sampled at that stride and phase skips every frame it does not use.
+H.264 §7.4.1); other codecs say it elsewhere (`media/units`). Packets to which none refers can be
+left out without changing any other frame. matinee's encoder places such frames between references
+at a fixed spacing equal to the training stride, so a clip sampled at that stride and phase skips
+every frame it does not use.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from __future__ import annotations
 import io
 import re
 import zlib
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
 import av
 import numpy as np
 
 from matinee.errors import MediaError
-from matinee.media.source import open_video, reason_of, video_stream
+from matinee.media.source import Source, open_bytes, open_video, reason_of, video_stream
+from matinee.media.units import MPEG2, MPEG4, Picture, headers_of, settle
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -70,25 +71,39 @@ class PacketTable:
     key_frames: NDArray[np.int64] = field(init=False, repr=False)  # [keys]: their display indices
 
     def __post_init__(self) -> None:
-        shown = np.flatnonzero(self.frame >= 0)
+        frame = self.frame
+        # Runs in decoding threads, under the GIL: methods of arrays cost half of NumPy's functions.
+        shown = (frame >= 0).nonzero()[0]
         num_frames = len(shown)
         packet_of = np.full(num_frames, -1, dtype=np.int64)
-        if num_frames and int(self.frame.max()) >= num_frames:
-            raise MediaError("packet table is damaged: frame numbers are not 0 … n-1")
-        packet_of[self.frame[shown]] = shown
-        if num_frames and int(packet_of.min()) < 0:
-            raise MediaError("packet table is damaged: a frame number occurs twice")
-        if num_frames and not self.key[0]:
-            raise MediaError("the first packet is not a keyframe, so the start cannot be decoded")
+        keys = self.key.nonzero()[0]
+        if num_frames:
+            if int(frame.max()) >= num_frames:
+                raise MediaError("packet table is damaged: frame numbers are not 0 … n-1")
+            packet_of[frame[shown]] = shown
+            if int(packet_of.min()) < 0:
+                raise MediaError("packet table is damaged: a frame number occurs twice")
+            if not len(keys) or keys[0] != 0:
+                raise MediaError(
+                    "the first packet is not a keyframe, so the start cannot be decoded"
+                )
         if len(self.size) and int(self.size.min()) <= 0:
             raise MediaError("packet table is damaged: a packet of no bytes")
-        keys = np.flatnonzero(self.key & (self.frame >= 0))
+        key_frames = frame[keys]
+        if len(keys) and int(key_frames.min()) < 0:
+            # Hidden keys. One before all shown frames is where the first of them start from.
+            leads = keys[keys < shown[0]][-1:] if num_frames else keys[:0]
+            keys = keys[key_frames >= 0]
+            if len(leads) and (not len(keys) or frame[keys[0]] > 0):
+                keys = np.concatenate([leads, keys])
+            key_frames = np.maximum(frame[keys], 0)
+        # What is decoded before a key is shown before it, else a run that starts there misses it.
+        if (np.maximum.accumulate(frame)[keys] > key_frames).any():
+            raise MediaError("keyframes are shown in another order than they are stored")
         object.__setattr__(self, "num_frames", num_frames)
         object.__setattr__(self, "packet_of", packet_of)
         object.__setattr__(self, "key_packets", keys)
-        object.__setattr__(self, "key_frames", self.frame[keys])
-        if np.any(np.diff(self.key_frames) <= 0):
-            raise MediaError("keyframes are shown in another order than they are stored")
+        object.__setattr__(self, "key_frames", key_frames)
 
     def to_bytes(self) -> bytes:
         """The table as a NumPy `.npy` file (format 1.0) of packed 21-byte records."""
@@ -115,17 +130,16 @@ class PacketTable:
         records = np.frombuffer(raw, RECORD, offset=start)
         offset = records["offset"].astype(np.int64)
         size = records["size"].astype(np.int64)
-        if len(records) and (
-            int(offset.min()) < 0 or int(offset.max()) > data_size - int(size[offset.argmax()])
-        ):
+        frame = records["frame"].astype(np.int64)
+        if count and (int(offset.min()) < 0 or (offset > data_size - size).any()):
             raise MediaError("packet table is damaged: a packet lies outside the file")
-        if np.any(offset + size > data_size) or np.any(records["frame"] < -1):
-            raise MediaError("packet table is damaged: a packet lies outside the file")
+        if count and int(frame.min()) < -1:
+            raise MediaError("packet table is damaged: a frame number below -1")
         flags = records["flags"]
         return cls(
             offset=offset,
             size=size,
-            frame=records["frame"].astype(np.int64),
+            frame=frame,
             crc=records["crc"].copy(),
             key=(flags & KEY) != 0,
             disposable=(flags & DISPOSABLE) != 0,
@@ -168,70 +182,117 @@ class PacketScan:
     extradata: bytes
 
 
-def scan_packets(source: Path | bytes) -> PacketScan:
+def scan_packets(source: Source | bytes) -> PacketScan:
     """Build the packet table of a file (or of a file's bytes) without decoding it.
 
     Every packet's bytes are compared with the file at the offset the table will hold, so a table
-    can never point at the wrong place.
+    can never point at the wrong place. Keys and disposable packets are those that the codec's own
+    headers tell (`media/units`), whatever the container says.
 
     Raises:
-        MediaError: no video, no timestamps, or packets that are not plain byte ranges of the file.
+        MediaError: no video, no order of frames, a codec whose headers are not known, or packets
+            that are not plain byte ranges of the file.
     """
-    file: BinaryIO = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+    file: BinaryIO = io.BytesIO(source) if isinstance(source, bytes) else open_bytes(source)
     with file, _open(source) as container:
         stream = video_stream(container)
-        codec_name = stream.codec_context.name
-        extradata = stream.codec_context.extradata or b""
-        if container.format.name == "avi" and stream.codec_context.has_b_frames:
+        codec, form = stream.codec_context, container.format.name.split(",")[0]
+        extradata = codec.extradata or b""
+        headers = headers_of(codec.name, extradata, intra_only=codec.codec.intra_only)
+        if headers is None:
             raise MediaError(
-                "is an AVI with reordered frames, whose times AVI does not keep, so it cannot be "
-                "indexed: pack it"
+                f"is {codec.name}, whose references between frames cannot be told from its "
+                "packets, so it cannot be indexed: pack it"
             )
-        units = _H264Units(extradata) if codec_name == "h264" else None
-        rows: list[tuple[int, int, int, int, bool, bool, bool]] = []
+        rows: list[tuple[int, int, int]] = []
+        pictures: list[Picture] = []
+        times: list[int | None] = []
         try:
             for packet in container.demux(stream):
                 if not packet.size:
                     continue
-                if packet.pts is None:
-                    raise MediaError("packets carry no presentation times, so frames have no order")
+                if packet.is_corrupt:
+                    raise MediaError(f"is damaged: packet {len(rows)} is corrupt or cut short")
+                if packet.has_sidedata("encryption_info"):
+                    raise MediaError("is encrypted")
+                if rows and packet.has_sidedata("new_extradata"):
+                    raise MediaError("changes its decoder setup midway: pack it")
                 payload = bytes(packet)
-                offset = _find(file, packet.pos, payload, container.format.name)
-                key, disposable = packet.is_keyframe, False
-                if units is not None:
-                    key, disposable = units.key_and_disposable(payload)
-                rows.append(
-                    (offset, len(payload), packet.pts, zlib.crc32(payload), key, disposable,
-                     packet.is_discard)
-                )  # fmt: skip
+                picture = headers.read(payload)
+                if picture.shown > 1:
+                    raise MediaError(
+                        f"packet {len(rows)} holds {picture.shown} frames (packed B-frames or "
+                        "layers), so it cannot be indexed: pack it"
+                    )
+                offset = _find(file, packet.pos, payload, form)
+                rows.append((offset, len(payload), zlib.crc32(payload)))
+                pictures.append(replace(picture, shown=0) if packet.is_discard else picture)
+                times.append(packet.pts)
         except av.FFmpegError as error:
             raise MediaError(f"damaged: {reason_of(error)}") from None
-        if not rows:
-            raise MediaError("holds a video stream without packets")
-        columns = [np.array(column) for column in zip(*rows, strict=True)]
-        offsets, sizes, pts, checks, keys, disposables, hidden = columns
-        shown = np.flatnonzero(~hidden.astype(bool))
-        order = shown[np.argsort(pts[shown], kind="stable")]
-        if np.any(np.diff(pts[order]) == 0):
-            raise MediaError("two frames carry the same presentation time")
-        frame = np.full(len(rows), -1, dtype=np.int64)
-        frame[order] = np.arange(len(order))
-        return PacketScan(
-            table=PacketTable(
-                offset=offsets.astype(np.int64),
-                size=sizes.astype(np.int64),
-                frame=frame,
-                crc=checks.astype(np.uint32),
-                key=keys.astype(bool),
-                disposable=disposables.astype(bool),
-            ),
-            codec=codec_name,
-            extradata=extradata,
-        )
+        reordered = bool(codec.has_b_frames) or any(picture.backward for picture in pictures)
+        by_type = isinstance(headers, MPEG4 | MPEG2)
+    if not any(picture.shown for picture in pictures):
+        raise MediaError("holds a video stream without frames")
+    if form == "avi" and reordered:
+        if not by_type:
+            raise MediaError(
+                "is an AVI with reordered frames, whose times AVI does not keep, so it cannot be "
+                "indexed: pack it"
+            )
+        frame = _order_by_type(pictures)
+    else:
+        frame = _order_by_time(pictures, times)
+    offsets, sizes, checks = (np.array(column) for column in zip(*rows, strict=True))
+    table = PacketTable(
+        offset=offsets.astype(np.int64),
+        size=sizes.astype(np.int64),
+        frame=frame,
+        crc=checks.astype(np.uint32),
+        key=np.array([picture.key for picture in pictures]),
+        disposable=np.array(settle(pictures)),
+    )
+    return PacketScan(table, codec.name, extradata)
 
 
-def _open(source: Path | bytes) -> av.container.InputContainer:
+def _open(source: Source | bytes) -> av.container.InputContainer:
     return open_video(io.BytesIO(source) if isinstance(source, bytes) else source)
+
+
+def _order_by_time(pictures: list[Picture], times: list[int | None]) -> NDArray[np.int64]:
+    """Display index of each packet from presentation times, -1 for those that are not shown."""
+    shown = np.array([p for p, picture in enumerate(pictures) if picture.shown], dtype=np.int64)
+    held = [times[p] for p in shown.tolist()]
+    if None in held:
+        raise MediaError("packets carry no presentation times, so frames have no order: pack it")
+    pts = np.array(held, dtype=np.int64)
+    order = np.argsort(pts, kind="stable")
+    if np.any(np.diff(pts[order]) == 0):
+        raise MediaError("two frames carry the same presentation time")
+    frame = np.full(len(pictures), -1, dtype=np.int64)
+    frame[shown[order]] = np.arange(len(shown))
+    return frame
+
+
+def _order_by_type(pictures: list[Picture]) -> NDArray[np.int64]:
+    """The same from picture types: a B-picture is shown at once, another when the next one comes.
+
+    Source: ISO/IEC 13818-2 §6.1.1.11; MPEG-4 part 2 does the same.
+    """
+    frame = np.full(len(pictures), -1, dtype=np.int64)
+    count, waiting = 0, -1  # `waiting`: the reference that has not been shown
+    for packet, picture in enumerate(pictures):
+        if not picture.shown:
+            continue
+        now = packet if picture.backward else waiting
+        if not picture.backward:
+            waiting = packet
+        if now >= 0:
+            frame[now] = count
+            count += 1
+    if waiting >= 0:
+        frame[waiting] = count
+    return frame
 
 
 def _find(file: BinaryIO, position: int | None, payload: bytes, container: str) -> int:
@@ -242,42 +303,14 @@ def _find(file: BinaryIO, position: int | None, payload: bytes, container: str) 
         found = window.find(payload)
         if found >= 0:
             return position + found
-    raise MediaError(
-        f"packets of this {container} file are not plain byte ranges, so it cannot be indexed; "
-        "pack it instead"
-    )
+    why = _NO_RANGES.get(container, "its packets are not plain byte ranges")
+    raise MediaError(f"cannot be indexed: {why}; pack it instead")
 
 
-class _H264Units:
-    """Reads the headers of an H.264 packet's NAL units (ITU-T Rec. H.264 §7.3.1)."""
-
-    def __init__(self, extradata: bytes) -> None:
-        # avcC (ISO/IEC 14496-15 §5.3.3): byte 0 is 1, the low bits of byte 4 the length size.
-        is_avcc = len(extradata) > 4 and extradata[0] == 1
-        self.length_size = (extradata[4] & 3) + 1 if is_avcc else 0
-
-    def key_and_disposable(self, payload: bytes) -> tuple[bool, bool]:
-        """Whether decoding can start here, and whether no other picture refers to this one.
-
-        Only an IDR picture (type 5) is a key: containers also flag recovery points, after which
-        the pictures shown first may refer to what came before. Disposable: nal_ref_idc is 0 in
-        all slices.
-        """
-        slices = [header for header in self._headers(payload) if 1 <= header & 31 <= 5]
-        key = any(header & 31 == 5 for header in slices)
-        return key, bool(slices) and all(header >> 5 & 3 == 0 for header in slices)
-
-    def _headers(self, payload: bytes) -> list[int]:
-        headers: list[int] = []
-        if self.length_size:
-            at = 0
-            while at + self.length_size < len(payload):
-                length = int.from_bytes(payload[at : at + self.length_size], "big")
-                headers.append(payload[at + self.length_size])
-                at += self.length_size + length
-        else:  # Annex B: units behind 00 00 01
-            at = payload.find(b"\0\0\1")
-            while 0 <= at < len(payload) - 3:
-                headers.append(payload[at + 3])
-                at = payload.find(b"\0\0\1", at + 3)
-        return headers
+_NO_RANGES = {
+    "mpegts": "MPEG-TS cuts each frame into pieces of at most 184 bytes with headers in between",
+    "mpeg": "MPEG program streams cut frames into pieces with headers in between",
+    "asf": "ASF cuts frames into pieces with headers in between",
+    "ogg": "Ogg cuts frames into pages with headers in between",
+    "matroska": "the Matroska file compresses its blocks or strips their first bytes",
+}
