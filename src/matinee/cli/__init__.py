@@ -14,6 +14,7 @@ COMMANDS = {
     "demo": "write a small set of videos, pack it, train, evaluate, report: the whole in minutes",
     "pack": "encode a folder of videos into a pack that trains fast; or make an image set",
     "index": "make a pack over videos where they lie, without encoding",
+    "annotate": "replace the samples of a pack without touching its video",
     "info": "what is inside a pack; --sheet draws a contact sheet",
     "models": "which networks there are, how each becomes a video model, and what it costs",
     "import": "translate published weights, with a report of what fits",
@@ -40,7 +41,7 @@ Train large video models fast, on the machine you have.
 {commands}
 
 From your own clips to a trained model:
-  matinee pack clips/ --out my.pack                  one folder a class, or --labels labels.csv
+  matinee pack clips/ --out my.pack                  one folder a class, or --annotations KIND:FILE
   matinee train tsm --data my.pack --out runs/a      any field: --optim.lr 0.01 --clip.frames 8
   matinee eval runs/a --views 3x1
   matinee predict runs/a some.mp4

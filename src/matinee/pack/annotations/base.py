@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+import pyarrow.compute as pc
+
 from matinee.errors import AnnotationError
+from matinee.media.source import Source
+from matinee.pack.annotations.samples import Sample, Samples
 
 # Files that lie beside videos and claim nothing: listed, but no reason to fail.
 _BYSTANDERS = {
@@ -18,41 +22,34 @@ _BYSTANDERS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VideoFile:
-    """A file to pack. `id` is a relative path without `..`: the name of the video in the pack."""
+    """A video to pack, and where it is read from: see Note [Sources].
 
-    id: str
-    path: Path
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One training sample: a span of a video and what is said about it.
-
-    `start`, `end` in seconds, None for the video's own ends; `extra` holds further columns.
+    `id` is a relative path without `..`: the name of the video in the pack.
     """
 
     id: str
-    video: str
-    label: str | None = None
-    split: str | None = None
-    start: float | None = None
-    end: float | None = None
-    text: str | None = None
-    extra: tuple[tuple[str, str], ...] = ()
+    path: Source
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """Videos, samples, and files that were seen but are no candidates (path, reason)."""
+    """Videos and samples; files that were seen but are no candidates (path, reason); entries that
+    cannot be used (what, reason); and sentences about what was done.
+
+    `samples` may be given as any sequence of `Sample`; `rows` are the same as columns.
+    """
 
     videos: tuple[VideoFile, ...]
-    samples: tuple[Sample, ...]
+    samples: Sequence[Sample]
     bystanders: tuple[tuple[str, str], ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        self._refuse_names()
+        object.__setattr__(self, "samples", Samples.of(self.samples))
         ids = [video.id for video in self.videos]
         if len(set(ids)) < len(ids):
             raise AnnotationError(f"two videos have the id {_twice(ids)!r}")
@@ -60,19 +57,45 @@ class Annotations:
             path = PurePosixPath(name)
             if not name or path.is_absolute() or ".." in path.parts:
                 raise AnnotationError(f"video id {name!r}: expected a relative path without '..'")
-        samples = [sample.id for sample in self.samples]
-        if len(set(samples)) < len(samples):
-            raise AnnotationError(f"two samples have the id {_twice(samples)!r}")
-        unknown = {sample.video for sample in self.samples} - set(ids)
+        samples = self.rows.table.column("sample")
+        if pc.count_distinct(samples).as_py() < len(samples):
+            raise AnnotationError(f"two samples have the id {_twice(samples.to_pylist())!r}")
+        used = set(self.rows.table.column("video").unique().to_pylist())
+        unknown = used - set(ids)
         if unknown:
             raise AnnotationError(f"a sample is of video {min(unknown)!r}, which is not given")
+
+    def _refuse_names(self) -> None:
+        """File systems allow names that are no text; tables do not."""
+        bad = {video.id: video for video in self.videos if not is_text(video.id)}
+        if bad:
+            refused = tuple((str(v.path), "has a name that is not UTF-8") for v in bad.values())
+            held = tuple(sample for sample in self.samples if sample.video not in bad)
+            object.__setattr__(self, "videos", tuple(v for v in self.videos if v.id not in bad))
+            object.__setattr__(self, "samples", held)
+            object.__setattr__(self, "refused", self.refused + refused)
+
+    @property
+    def rows(self) -> Samples:
+        """The samples, by columns."""
+        assert isinstance(self.samples, Samples)
+        return self.samples
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be written as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _twice(names: list[str]) -> str:
     return next(name for name, count in Counter(names).items() if count > 1)
 
 
-def bystander(path: Path) -> str | None:
+def bystander(path: Path | PurePosixPath) -> str | None:
     """Why a file is no candidate by its name, or None if it should be tried as a video."""
     if path.name.startswith("."):
         return "a hidden file"
@@ -93,24 +116,16 @@ def video_id(path: Path, root: Path) -> str:
         return str(whole.relative_to(whole.anchor))
 
 
-def hold_out(samples: Iterable[Sample], fraction: float) -> tuple[list[Sample], str]:
-    """Give samples without a split one: the last videos of each class, by name, become "val".
+def check_columns(names: Sequence[str], where: str) -> None:
+    """Further columns of a pack may not be called like its own.
 
-    Whole videos are held out, and neighbours by name stay together, because cuts of one recording
-    usually follow one another. Returns the samples and a sentence about what was done.
+    Raises:
+        AnnotationError: one is; or a name occurs twice.
     """
-    samples = list(samples)
-    videos: dict[str, set[str]] = defaultdict(set)
-    for sample in samples:
-        videos[sample.label or ""].add(sample.video)
-    held: set[str] = set()
-    for names in map(sorted, videos.values()):
-        count = round(len(names) * fraction)
-        held.update(names[len(names) - count :] if count else [])
-    done = [replace(sample, split="val" if sample.video in held else "train") for sample in samples]
-    note = (
-        f"no splits given: the last {fraction:.0%} of each class's videos, by name, are held out "
-        f"as 'val' ({len(held)} of {len({s.video for s in samples})}); --val-fraction 0 keeps all "
-        "for training"
-    )
-    return done, note
+    if len(set(names)) < len(names):
+        raise AnnotationError(f"{where} has the column {_twice(list(names))!r} twice")
+    clash = {"sample", "video", "start_s", "end_s"} & set(names)
+    if clash:
+        raise AnnotationError(
+            f"{where}: the column name {min(clash)!r} is taken by the pack itself; rename it"
+        )

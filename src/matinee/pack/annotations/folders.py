@@ -6,14 +6,8 @@ import os
 from pathlib import Path
 
 from matinee.errors import AnnotationError
-from matinee.pack.annotations.base import (
-    Annotations,
-    Sample,
-    VideoFile,
-    bystander,
-    hold_out,
-    video_id,
-)
+from matinee.pack.annotations.base import Annotations, VideoFile, bystander, is_text, video_id
+from matinee.pack.annotations.samples import Sample, hold_out
 
 SPLITS = {"train": "train", "training": "train", "val": "val", "valid": "val",
            "validation": "val", "test": "test", "testing": "test"}  # fmt: skip
@@ -34,11 +28,12 @@ def read_class_folders(root: Path, *, val_fraction: float = 0.2) -> Annotations:
     if not top:
         raise AnnotationError(
             f"{root} has no folders: expected one folder a class ({root}/<class>/<video>), "
-            "or give --labels labels.csv"
+            "or give --annotations KIND:FILE (--annotations help lists the kinds)"
         )
     by_split = all(folder.name.lower() in SPLITS for folder in top)
     videos: list[VideoFile] = []
     samples: list[Sample] = []
+    refused: list[tuple[str, str]] = []
     bystanders: list[tuple[str, str]] = [
         (str(file), bystander(file) or "not in a class folder") for file in _files(root)
     ]
@@ -53,6 +48,9 @@ def read_class_folders(root: Path, *, val_fraction: float = 0.2) -> Annotations:
                     continue
                 found += 1
                 name = video_id(file, root)
+                if not is_text(name):
+                    refused.append((str(file), "has a name that is not UTF-8"))
+                    continue
                 videos.append(VideoFile(name, file))
                 split = SPLITS[outer.name.lower()] if by_split else None
                 samples.append(Sample(name, name, label=folder.name, split=split))
@@ -61,11 +59,10 @@ def read_class_folders(root: Path, *, val_fraction: float = 0.2) -> Annotations:
                     f"class {folder.name!r} is empty: {folder} holds no video; "
                     "remove the folder or add videos"
                 )
-    notes: tuple[str, ...] = ()
-    if not by_split:
-        samples, note = hold_out(samples, val_fraction)
-        notes = (note,)
-    return Annotations(tuple(videos), tuple(samples), tuple(bystanders), notes)
+    if by_split:
+        return Annotations(tuple(videos), samples, tuple(bystanders), refused=tuple(refused))
+    rows, note = hold_out(samples, val_fraction)
+    return Annotations(tuple(videos), rows, tuple(bystanders), (note,), tuple(refused))
 
 
 def _folders(root: Path) -> list[Path]:
