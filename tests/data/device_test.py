@@ -1,10 +1,14 @@
 """I420 to normalised RGB against the standards' formulas in float64."""
 
+import av
+import kornia
 import numpy as np
 import pytest
 import torch
+from av.video.reformatter import ColorRange, Colorspace, Interpolation
 
-from matinee.data.device import after, color_change, to_video, ycbcr_to_rgb
+from matinee.data.device import after, color_change, to_rgb, to_video
+from matinee.media.color import ycbcr_to_rgb
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
 
@@ -44,6 +48,69 @@ def test_rgb_equals_the_standard_formula(matrix, full):
             rgb = np.clip(reference_rgb(y, u, v, matrix, full), 0, 1)
             wanted = (rgb - np.array(MEAN)[:, None, None]) / np.array(STD)[:, None, None]
             np.testing.assert_allclose(video[b, :, t].numpy(), wanted, atol=2e-5)
+
+
+def test_matrices_and_ranges_mix_in_one_batch():
+    """Each clip by its own tags, as alone; of 40 frames, more than are converted at once."""
+    raw = torch.randint(0, 256, (4, 40, 64 * 96 * 3 // 2), dtype=torch.uint8)
+    tags = [(matrix, full) for matrix in ("bt601", "bt709") for full in (False, True)]
+    affine = torch.tensor(np.stack([ycbcr_to_rgb(*tag) for tag in tags]), dtype=torch.float32)
+    flip = torch.tensor([False, True, True, False])
+    for convert in (to_video, to_rgb):
+        together = convert(raw, affine, flip, size=(64, 96))
+        for i in range(4):
+            one = slice(i, i + 1)
+            for t in (0, 39):
+                alone = convert(raw[one, t : t + 1], affine[one], flip[one], size=(64, 96))
+                assert torch.equal(together[i, :, t], alone[0, :, 0])
+    assert not torch.equal(together[0], together[1])
+
+
+def flat_chroma(height, width):
+    """Random luma; one chroma a frame, which no filter can change. uint8 [T, bytes]."""
+    rng = np.random.default_rng(0)
+    frames = []
+    for _ in range(8):
+        luma = rng.integers(16, 236, height * width)
+        chroma = rng.integers(80, 176, 2).repeat(height * width // 4)
+        frames.append(np.concatenate([luma, chroma]).astype(np.uint8))
+    return np.stack(frames)
+
+
+@pytest.mark.parametrize("matrix", ["bt601", "bt709"])
+@pytest.mark.parametrize("full", [False, True])
+def test_levels_are_those_of_swscale(matrix, full):
+    """When it is told to be accurate; a level apart at most."""
+    height, width = 32, 48
+    raw = flat_chroma(height, width)
+    affine = torch.tensor(ycbcr_to_rgb(matrix, full), dtype=torch.float32)[None]
+    ours = to_rgb(torch.from_numpy(raw)[None], affine, None, size=(height, width))[0]
+    for t, frame in enumerate(raw):
+        picture = av.VideoFrame.from_ndarray(frame.reshape(-1, width), format="yuv420p")
+        picture.colorspace = Colorspace.ITU709 if matrix == "bt709" else Colorspace.ITU601
+        picture.color_range = ColorRange.JPEG if full else ColorRange.MPEG
+        theirs = picture.reformat(
+            format="rgb24",
+            src_colorspace=picture.colorspace,
+            src_color_range=picture.color_range,
+            dst_color_range=ColorRange.JPEG,
+            interpolation=Interpolation.BICUBIC
+            | Interpolation.ACCURATE_RND
+            | Interpolation.FULL_CHR_H_INT,
+        ).to_ndarray()
+        assert np.abs(ours[:, t].permute(1, 2, 0).numpy().astype(int) - theirs).max() <= 1
+
+
+def test_full_range_bt601_is_kornias():
+    """Which rounds the coefficients to three digits."""
+    height, width = 32, 48
+    raw = torch.from_numpy(flat_chroma(height, width))
+    affine = torch.tensor(ycbcr_to_rgb("bt601", True), dtype=torch.float32)[None]
+    ours = to_video(raw[None], affine, None, size=(height, width), mean=(0, 0, 0), std=(1, 1, 1))[0]
+    luma = raw[:, : height * width].view(8, 1, height, width) / 255
+    chroma = (raw[:, height * width :].view(8, 2, height // 2, width // 2) - 128.0) / 255
+    theirs = kornia.color.yuv420_to_rgb(luma, chroma * torch.tensor([0.872, 1.23]).view(2, 1, 1))
+    assert (ours.transpose(0, 1) - theirs.clamp(0, 1)).abs().max() < 0.005
 
 
 def test_flip_mirrors_only_the_marked_clips():

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
+from matinee.data.augment.plan import AugmentPlan
 from matinee.data.clips import ClipSpec, plan_training_clip
 from matinee.data.device import color_change
 from matinee.data.image_augment import to_images
@@ -24,7 +25,7 @@ RAW = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 PAD = ClipSpec(frames=1, size=32, crop="pad", flip="horizontal")
 ALL = ClipSpec(
     frames=1, size=32, crop="random-resized", flip="horizontal", brightness=0.3, contrast=0.3,
-    saturation=0.3, grayscale=0.2, erasing=0.5,
+    saturation=0.3, grayscale=0.2, erasing=0.5, erasing_fill="noise", hue=0.1, rand_augment=2,
 )  # fmt: skip
 
 
@@ -185,12 +186,12 @@ def test_blanked_boxes_are_the_mean_colour_and_nothing_else_changes(images):
     with make(images, clip=clip, batch_size=12) as loader:
         planned = {plan.sample: plan for plan in plans(loader, 0)}
         (batch,) = list(loader)
-    kept = [replace(planned[name], erase=None) for name in batch.samples]
+    kept = [replace(planned[name], augment=AugmentPlan()) for name in batch.samples]
     expected = to_images(torch.from_numpy(images.pixels[batch.index.numpy()]), kept, size=32)
     blanked = 0
     for row, name in enumerate(batch.samples):
-        if planned[name].erase is not None:
-            top, bottom, left, right = (round(part * 32) for part in planned[name].erase)
+        for part in planned[name].augment.erase:
+            top, bottom, left, right = (round(edge * 32) for edge in part)
             assert bottom > top and right > left
             expected[row, :, :, top:bottom, left:right] = 0
             blanked += 1

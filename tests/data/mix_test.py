@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from timm.data import mixup as timm_mixup
+from timm.data.mixup import Mixup
 
 from matinee.data.mix import PairMix, check_pairs, mix, plan_mix, swap_neighbours
 from matinee.errors import ConfigError
@@ -137,6 +139,32 @@ def test_with_both_each_pair_takes_one_at_even_odds():
     assert all(0.2 < plan.keep < 0.8 for plan in cut)
     blended = [plan.keep for plan in made if plan.box is None]
     assert stats.kstest(blended, stats.beta(0.1, 0.1).cdf).pvalue > 0.01
+
+
+def test_pairs_are_mixed_and_cut_as_often_as_asked():
+    """And what is left alone keeps its label whole."""
+    made = plans(2000, **BOTH, probability=0.3, cutmix_share=0.8)
+    mixed = [plan for plan in made if plan != PairMix(1.0, None)]
+    assert stats.binomtest(len(mixed), 2000, 0.3).pvalue > 0.01
+    assert stats.binomtest(sum(p.box is not None for p in mixed), len(mixed), 0.8).pvalue > 0.01
+    video = torch.randn(2, 3, 2, 6, 10)
+    same, keep = mix(video, [PairMix(1.0, None)], ALL[:2])
+    assert torch.equal(same, video) and keep.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("box", [None, (0.2, 0.7, 0.1, 0.6)])
+def test_a_pair_is_mixed_as_timm_does(monkeypatch, box):
+    """Pictures and targets, with the same weight and box."""
+    monkeypatch.setattr(Mixup, "_params_per_batch", lambda self: (0.3, box is not None))
+    rows = (1, 4, 1, 6)
+    monkeypatch.setattr(
+        timm_mixup, "cutmix_bbox_and_lam", lambda shape, lam, **_: (rows, 1 - 3 * 5 / 60)
+    )
+    video = torch.randn(2, 3, 1, 6, 10, generator=torch.Generator().manual_seed(0))
+    theirs, soft = Mixup(label_smoothing=0, num_classes=2)(video[:, :, 0].clone(), torch.arange(2))
+    ours, keep = mix(video, [PairMix(0.3, box)], ALL[:2])
+    torch.testing.assert_close(ours[:, :, 0], theirs, atol=1e-6, rtol=0)
+    torch.testing.assert_close(soft.diag(), keep, atol=1e-6, rtol=0)
 
 
 def test_a_pairs_plan_depends_on_its_first_clips_seed_alone():

@@ -59,6 +59,11 @@ MAE = {
     "model.dropout": 0.0, "optim.clip_norm": None,
 }  # fmt: skip
 CIFAR = {"clip.frames": 1, "clip.size": 32, "clip.crop": "pad", "clip.flip": "horizontal"}
+ERASED = {  # timm's and SlowFast's RandomErasing, mode "pixel", as both recipes call it
+    "clip.erasing": 0.25, "clip.erasing_fill": "noise", "clip.erasing_area": (0.02, 1 / 3),
+    "clip.erasing_aspect": (0.3, 1 / 0.3), "clip.erasing_count": (1, 1),
+    "clip.rand_deviation": 0.5, "clip.rand_probability": 0.5,
+}  # fmt: skip
 PUBLISHED = {
     "tsm_kinetics": DENSE,
     "i3d_333_kinetics": DENSE | {"model.temporal.kernel": "3x3x3"},
@@ -92,14 +97,16 @@ PUBLISHED = {
     "videomae_finetune_kinetics": MAE | SOFT | {
         "peak": 1.5e-3, "last": 1e-6, "optim.betas": (0.9, 0.999), "optim.warmup_epochs": 5,
         "optim.epochs": 100, "optim.layer_decay": 0.75, "clip.crop": "random-resized",
-        "clip.scale": (0.08, 1.0), "clip.erasing": 0.25, "run.views": "5x3",
+        "clip.scale": (0.08, 1.0), "run.views": "5x3", "clip.rand_augment": 4,
+        "clip.rand_magnitude": 7, **ERASED,
     },
     "resnet50_cifar": CIFAR | {
         "peak": 0.1, "optim.batch_size": 128, "optim.weight_decay": 5e-4, "optim.epochs": 200,
     },
     "vit_cifar": CIFAR | SOFT | {
         "peak": 5e-4 / 4, "last": 1e-5 / 4, "optim.batch_size": 128, "optim.weight_decay": 0.05,
-        "optim.epochs": 300, "optim.warmup_epochs": 5, "clip.erasing": 0.25,
+        "optim.epochs": 300, "optim.warmup_epochs": 5, "clip.rand_augment": 2,
+        "clip.rand_magnitude": 9, **ERASED,
     },
     "efficientnet_cifar": CIFAR | {"model.dropout": 0.2, "model.drop_path": 0.2},
 }  # fmt: skip

@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from matinee.data.augment.apply import augment
+from matinee.data.augment.erase import erase
+from matinee.data.augment.tones import from_parts
 from matinee.data.clips import (
     ClipPlan,
     ClipSpec,
@@ -17,7 +20,7 @@ from matinee.data.clips import (
     plan_evaluation_clip,
     plan_training_clip,
 )
-from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD, channels
+from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD, channels, color_change, normalise
 from matinee.data.transfer import send
 from matinee.errors import ConfigError
 from matinee.media.decode import Box
@@ -25,7 +28,6 @@ from matinee.pack.reader import SampleInfo
 
 PAD = 4
 """Pixels of border on each side under crop "pad" (ResNet, arXiv 1512.03385, §4.2)."""
-_LUMA = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
 
 def check_image_spec(
@@ -79,7 +81,7 @@ def to_images(
     mean: tuple[float, float, float] = IMAGENET_MEAN,
     std: tuple[float, float, float] = IMAGENET_STD,
 ) -> Tensor:
-    """Change colours, normalise, crop, resize, mirror and blank a batch as planned.
+    """Change colours, crop, resize, mirror, augment, normalise and blank a batch as planned.
 
     Args:
         pixels_BHWC: uint8 RGB on the device.
@@ -88,7 +90,7 @@ def to_images(
     Returns:
         float32 [B, 3, 1, size, size]: `(rgb - mean) / std` with RGB clamped to 0–1, resampled
         bilinearly, with antialiasing where it shrinks. Pixels that need no resampling keep their
-        values; those outside the picture and blanked ones are 0, the mean colour.
+        values; those outside the picture are the mean colour.
     """
     device = pixels_BHWC.device
     # Integers of all plans in one transfer: x, y, width, height, mirrored.
@@ -97,26 +99,32 @@ def to_images(
     x, y, width, height, flip = where.unbind(1)
     image = pixels_BHWC.permute(0, 3, 1, 2).to(torch.float32).div_(255)  # [B, 3, H, W]
     if any(plan.color != (1, 1, 1) for plan in plans):
-        factors = torch.tensor([plan.color for plan in plans], dtype=torch.float32)
-        image = _change_colors(image, send(factors, device)).clamp_(0, 1)
-    image = image.sub_(channels(mean, device)[..., 0])
-    image = image.div_(channels(std, device)[..., 0])
+        changes = np.stack([color_change(plan.color) for plan in plans]).astype(np.float32)
+        image = _change_colors(image, send(torch.from_numpy(changes), device)).clamp_(0, 1)
+    center = channels(mean, device)[..., 0]
+    image = image.sub_(center)  # what lies outside gives nothing, which is the mean colour now
     rows = _weights(y, height, size, image.shape[2])
     columns = _weights(x, width, size, image.shape[3])
     columns = torch.where(flip.view(-1, 1, 1) > 0, columns.flip(1), columns)
     with torch.autocast(device.type, enabled=False):  # pixels keep their 8 bits
         image = rows[:, None] @ image @ columns[:, None].transpose(-1, -2)
-    if any(plan.erase is not None for plan in plans):
-        image.masked_fill_(send(_blanked(plans, size), device)[:, None], 0)
-    return image[:, :, None]
+    augments = [plan.augment for plan in plans]
+    if any(plan.repaint for plan in augments):
+        rgb = from_parts(image + center)[:, :, None]
+        video = normalise(augment(rgb, augments), mean, std)
+    else:
+        video = (image / channels(std, device)[..., 0])[:, :, None]
+    erase(video, augments)
+    return video
 
 
-def _change_colors(image_BCHW: Tensor, factors: Tensor) -> Tensor:
-    """Brightness, contrast about 0.5, saturation [B, 3] of RGB in 0–1, as `color_change`."""
-    brightness, contrast, saturation = factors.view(-1, 3, 1, 1, 1).unbind(1)
-    image = (image_BCHW * brightness - 0.5) * contrast + 0.5
-    luma = torch.tensor(_LUMA, device=image.device).view(1, 3, 1, 1)
-    return torch.lerp((image * luma).sum(1, keepdim=True).expand_as(image), image, saturation)
+def _change_colors(image_BCHW: Tensor, affine: Tensor) -> Tensor:
+    """RGB in 0–1 by affine maps [B, 3, 4]."""
+    weight = affine[..., None, None]  # [B, 3, 4, 1, 1]
+    changed = weight[:, :, 0] * image_BCHW[:, :1] + weight[:, :, 3]
+    for i in (1, 2):
+        changed += weight[:, :, i] * image_BCHW[:, i : i + 1]
+    return changed
 
 
 def _weights(start: Tensor, length: Tensor, size: int, extent: int) -> Tensor:
@@ -135,13 +143,3 @@ def _weights(start: Tensor, length: Tensor, size: int, extent: int) -> Tensor:
     weight = weight * ((pixel >= start) & (pixel < start + length))
     weight = weight / weight.sum(-1, keepdim=True)
     return weight[..., PAD : PAD + extent]
-
-
-def _blanked(plans: Sequence[ClipPlan], size: int) -> Tensor:
-    """Which pixels are blanked, bool [B, size, size] on the CPU."""
-    parts = np.array([plan.erase or (0, 0, 0, 0) for plan in plans])
-    edges = torch.from_numpy(np.rint(parts * size).astype(np.int64)).view(-1, 4, 1)
-    top, bottom, left, right = edges.unbind(1)
-    place = torch.arange(size)
-    rows, columns = (place >= top) & (place < bottom), (place >= left) & (place < right)
-    return rows[:, :, None] & columns[:, None, :]

@@ -65,25 +65,38 @@ def take_turns(items: NDArray[np.int64], crops: int) -> NDArray[np.int64]:
 
 
 def plan_mix(
-    seeds: Sequence[int] | NDArray[np.int64], *, mixup: float, cutmix: float
+    seeds: Sequence[int] | NDArray[np.int64],
+    *,
+    mixup: float,
+    cutmix: float,
+    probability: float = 1.0,
+    cutmix_share: float = 0.5,
 ) -> tuple[PairMix, ...]:
     """How each pair of a batch is mixed.
 
     Args:
         seeds: of the clips.
-        mixup, cutmix: a of Beta(a, a), 0 for none; with both, a pair takes one at even odds.
+        mixup, cutmix: a of Beta(a, a), 0 for none.
+        probability: that a pair is mixed at all.
+        cutmix_share: with both, how often CutMix is the one.
 
     Raises:
         ConfigError: an odd number of clips.
     Source: Mixup, arXiv 1710.09412, §2; CutMix, arXiv 1905.04899, §3.1.
     """
     check_pairs(len(seeds))
-    return tuple(_plan_pair(int(seed), mixup, cutmix) for seed in seeds[::2])
+    return tuple(
+        _plan_pair(int(seed), mixup, cutmix, probability, cutmix_share) for seed in seeds[::2]
+    )
 
 
-def _plan_pair(seed: int, mixup: float, cutmix: float) -> PairMix:
+def _plan_pair(
+    seed: int, mixup: float, cutmix: float, probability: float, cutmix_share: float
+) -> PairMix:
     rng = generator(seed, 0, 0, "mix")
-    cut = bool(rng.random() < 0.5) if mixup and cutmix else cutmix > 0
+    if probability < 1 and rng.random() >= probability:
+        return PairMix(1.0, None)
+    cut = bool(rng.random() < cutmix_share) if mixup and cutmix else cutmix > 0
     alpha = cutmix if cut else mixup
     keep = float(rng.beta(alpha, alpha))
     if not cut:

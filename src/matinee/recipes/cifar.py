@@ -56,8 +56,9 @@ def vit_cifar(data: str, out: str) -> TrainConfig:
 
     DeiT's settings for training without large data: AdamW, learning rate 5e-4 at batch 512 with 5
     epochs of warm-up and a cosine to 1e-5, weight decay 0.05, 300 epochs, drop path 0.1, label
-    smoothing 0.1, Mixup 0.8 or CutMix 1.0 at even odds, a box erased from a quarter of the images.
-    RandAugment and repeated augmentation are left out; crops are those of the other networks here.
+    smoothing 0.1, Mixup 0.8 or CutMix 1.0 at even odds, RandAugment of 2 operations with magnitude
+    9, a box of a quarter of the images filled with noise. Repeated augmentation is left out; crops
+    are those of the other networks here.
 
     Source: DeiT, arXiv 2012.12877, Table 9; ViT, arXiv 2010.11929.
     """
@@ -69,7 +70,10 @@ def vit_cifar(data: str, out: str) -> TrainConfig:
             patch_size=4,
         ),
         task=ClassificationConfig(label_smoothing=0.1, mixup=0.8, cutmix=1.0),
-        clip=replace(config.clip, erasing=0.25),
+        clip=replace(
+            config.clip, rand_augment=2, rand_magnitude=9, erasing=0.25, erasing_fill="noise",
+            erasing_area=(0.02, 1 / 3), erasing_aspect=(0.3, 1 / 0.3),
+        ),
         optim=OptimConfig(
             name="adamw", lr=5e-4, base_batch=512, batch_size=128, epochs=300, warmup_epochs=5,
             schedule="cosine", min_lr=1e-5, weight_decay=0.05, clip_norm=None,

@@ -40,7 +40,10 @@ class ClassificationTask(Task):
         keep: Tensor | None = None
         if self.training and (config.mixup or config.cutmix):
             seeds = batch.seeds.numpy()  # on the CPU: waits for nothing
-            pairs = plan_mix(seeds, mixup=config.mixup, cutmix=config.cutmix)
+            pairs = plan_mix(
+                seeds, mixup=config.mixup, cutmix=config.cutmix,
+                probability=config.mix_probability, cutmix_share=config.cutmix_share,
+            )  # fmt: skip
             video, keep = mix(video, pairs, batch.valid)
         logits = _at_least_float32(self.model(video))
         targets = _one_hot(batch.target, logits)

@@ -23,7 +23,11 @@ class ClassificationConfig:
     0 for none. Micro-batches must be even."""
     cutmix: float = 0.0
     """Paste a box of another clip into all frames; area from Beta(a, a) (arXiv 1905.04899). With
-    both, each pair of neighbours takes one of them at even odds."""
+    both, each pair of neighbours takes one of them."""
+    mix_probability: float = 1.0
+    """That a pair of neighbours is mixed."""
+    cutmix_share: float = 0.5
+    """With both, how often a pair takes CutMix."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_smoothing < 1:
@@ -31,6 +35,10 @@ class ClassificationConfig:
         for name in ("mixup", "cutmix"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"--task.{name} {getattr(self, name)}: 0 or more")
+        for name in ("mix_probability", "cutmix_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--task.{flag} {getattr(self, name)}: between 0 and 1")
 
 
 @dataclass(frozen=True)
