@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from matinee.data.clips import ClipSpec, View, plan_evaluation_clip
-from matinee.data.device import to_video, ycbcr_to_rgb
+from matinee.data.device import to_video
 from matinee.inference.load import load_run
+from matinee.media.color import ycbcr_to_rgb
 from matinee.models.config import Joint, ModelConfig, Shift
 from matinee.pack.annotations import read_table
 from matinee.pack.index import index_videos

@@ -10,10 +10,11 @@ import torch
 
 from matinee.cli import main
 from matinee.data.clips import View, plan_evaluation_clip
-from matinee.data.device import after, color_change, to_video, ycbcr_to_rgb
+from matinee.data.device import after, color_change, to_video
 from matinee.errors import ConfigError, MatineeError
 from matinee.inference.live import live, summarise
 from matinee.inference.load import load_run
+from matinee.media.color import ycbcr_to_rgb
 from matinee.models.live import causal_logits
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.index import index_videos

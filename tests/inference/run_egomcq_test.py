@@ -75,7 +75,8 @@ def questions(film, tmp_path_factory):
 def test_answers_are_those_of_the_runs_own_vectors(questions):
     """Every clip read and embedded alone, every text alone."""
     from matinee.data.clips import View, plan_evaluation_clip
-    from matinee.data.device import to_video, ycbcr_to_rgb
+    from matinee.data.device import to_video
+    from matinee.media.color import ycbcr_to_rgb
 
     done = []
     found = egomcq(

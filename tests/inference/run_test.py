@@ -53,7 +53,8 @@ def test_probabilities_are_the_mean_over_views(run, clips_pack):
                 plan = plan_evaluation_clip(info, spec, View(t, 3, s, 2))
                 frames = [f - info.first_frame for f in plan.frames]
                 i420 = pack.read(row["index"], frames, size=(32, 32), box=plan.box, pixels="i420")
-                from matinee.data.device import to_video, ycbcr_to_rgb
+                from matinee.data.device import to_video
+                from matinee.media.color import ycbcr_to_rgb
 
                 fmt = pack.formats[info.codec]
                 affine = torch.tensor(ycbcr_to_rgb(fmt.matrix, fmt.full_range)[None]).float()

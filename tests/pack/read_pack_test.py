@@ -17,6 +17,7 @@ import pytest
 from matinee.errors import ClipError, ConfigError, PackError
 from matinee.media.decode import Box
 from matinee.pack.annotations import Annotations, Sample, VideoFile
+from matinee.pack.format import VERSION
 from matinee.pack.profiles import make_profile
 from matinee.pack.reader import Pack
 from matinee.pack.writer import write_pack
@@ -137,7 +138,7 @@ def edit(path: Path, **changes) -> None:
     path.write_text(json.dumps({**meta, **changes}))
 
 
-@pytest.mark.parametrize("version", [2, 99, "1", None, 1.5])
+@pytest.mark.parametrize("version", [VERSION + 1, 99, "1", None, 1.5])
 def test_a_pack_of_a_newer_or_unknown_version_is_refused(pack_path, version):
     edit(pack_path / "pack.json", version=version)
     with pytest.raises(PackError, match="version"):

@@ -25,7 +25,7 @@ class EmbedCommand:
     out: Path
     """vectors.parquet, a table (sample, index, kind clip or text, text, vector); or vectors.npy,
     float32 [N, D], with the other columns in vectors.json."""
-    data: Path | None = None
+    data: str | None = None
     """Another pack than the one the run was trained on."""
     split: str | None = None
     """Which samples: a split, or column=value[,value…]. Default: all."""

@@ -36,7 +36,7 @@ class EvalCommand:
     sentences: Path | None = None
     """For EK-100 MIR: the benchmark's table of sentences (EPIC_100_retrieval_test_sentence.csv),
     whose figures are comparable to published ones; default: the pack's own captions, each once."""
-    data: Path | None = None
+    data: str | None = None
     """Another pack than the one the run was trained on."""
     split: str | None = None
     """Which samples: a split, or column=value[,value…]. Default: the run's validation split."""

@@ -11,7 +11,10 @@ from typing import Annotated, Any
 import tyro
 
 from matinee.cli.common import err, out, parse, table, write_json
+from matinee.errors import ConfigError
+from matinee.pack.format import FAILURES, part_name
 from matinee.pack.images import ImageSet
+from matinee.pack.mixture import Mixture
 from matinee.pack.open import DataSet, open_data
 from matinee.pack.reader import Pack
 
@@ -20,7 +23,7 @@ from matinee.pack.reader import Pack
 class InfoCommand:
     """What is inside a pack or an image set."""
 
-    pack: Annotated[Path, tyro.conf.Positional]
+    pack: Annotated[str, tyro.conf.Positional]
     sheet: Path | None = None
     """Draw a contact sheet to this PNG or SVG file (needs the extra [train])."""
     json: str | None = None
@@ -43,7 +46,13 @@ def main(args: Sequence[str]) -> int:
 
 
 def describe(data: DataSet) -> dict[str, Any]:
-    """The facts of a data set as plain values."""
+    """The facts of a data set as plain values.
+
+    Raises:
+        ConfigError: it is several.
+    """
+    if isinstance(data, Mixture):
+        raise ConfigError(f"{data.path}: describe one pack at a time")
     labels = data.samples.column("label").to_pylist()
     splits = data.samples.column("split").to_pylist()
     per_class = Counter(zip(labels, splits, strict=True))
@@ -114,4 +123,5 @@ def _show(data: DataSet, facts: dict[str, Any]) -> None:
         rows = [[row["label"], *(row[s] for s in splits)] for row in facts["classes"]]
         table(["class", *splits], rows)
     if facts["refused"]:
-        out.print(f"{facts['refused']} files or samples were refused: {data.path}/failures.csv")
+        listed = part_name(data.meta, FAILURES)
+        out.print(f"{facts['refused']} files or samples were refused: {data.path}/{listed}")

@@ -27,7 +27,7 @@ class SearchCommand:
 
     text: Annotated[str, tyro.conf.Positional]
     """What to find, such as "a person bends down"."""
-    pack: Annotated[Path, tyro.conf.Positional]
+    pack: Annotated[str, tyro.conf.Positional]
     """Where to look."""
     run: Path
     """Folder of a contrastive run."""
@@ -75,7 +75,7 @@ def main(args: Sequence[str]) -> int:
 def write_page(path: Path, found: Found, pack: DataSet, run: LoadedRun) -> None:
     """A self-contained page with a few frames of each clip found."""
     note = (
-        f"The {len(found.hits)} nearest of {found.candidates:,} clips in {pack.path.name}, by "
+        f"The {len(found.hits)} nearest of {found.candidates:,} clips in {pack.name}, by "
         f"{run.folder.path.resolve().name} at step {run.step}. Similarity is the cosine between "
         "the clip's vector and the text's. Frames are evenly spaced over the sample, in order."
     )

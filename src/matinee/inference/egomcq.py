@@ -95,7 +95,7 @@ def egomcq(
         "left_out": len(asked) - len(kept),
         "cut": cut,
     }
-    where = (pack.path.name,) if split is None else (pack.path.name, split)
+    where = (pack.name,) if split is None else (pack.name, split)
     write_report(loaded, ["egomcq", *where, f"{views[0]}x{views[1]}"], report)
     return report
 

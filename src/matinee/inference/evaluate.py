@@ -63,12 +63,13 @@ def evaluate(
     """
     loaded = run if isinstance(run, LoadedRun) else load_run(run, device=device)
     config = loaded.config
-    path = Path(data) if data is not None else Path(config.data.path)
-    pack = open_data(path)
+    pack = open_data(data if data is not None else config.data.path)
     if split is None:
         split = choose_splits(pack, config).val
         if split is None:
-            raise ConfigError(f"{path} has no val or test split: say which samples with --split")
+            raise ConfigError(
+                f"{pack.path} has no val or test split: say which samples with --split"
+            )
     precision, _ = pick_precision(config.speed.precision, loaded.device)
     if views is None:
         views = parse_views(config.run.views)
@@ -97,14 +98,14 @@ def evaluate(
         "step": loaded.step,
         "notes": list(loaded.notes),
         "task": task.kind,
-        "data": str(path),
+        "data": str(pack.path),
         "split": split,
         "views": f"{views[0]}x{views[1]}",
         "average": average,
         **result.metrics,
         "predictions": result.predictions,
     }
-    where = (split,) if data is None else (path.name, split)
+    where = (split,) if data is None else (pack.name, split)
     how = [report["views"]]
     how += ["logits"] if average == "logits" else []
     how += ["sentences"] if sentences is not None else []

@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matinee.data.clips import View, plan_evaluation_clip
-from matinee.data.device import after, color_change, to_video, ycbcr_to_rgb
+from matinee.data.device import after, color_change, to_video
 from matinee.data.sampling import uniform_segments
 from matinee.errors import ConfigError, MatineeError, MediaError, PackError
 from matinee.inference.embed import autocast_of
 from matinee.inference.load import LoadedRun, load_run
+from matinee.media.color import ycbcr_to_rgb
 from matinee.media.convert import Converter, frame_bytes
 from matinee.media.packets import VideoFormat
 from matinee.media.probe import Orientation, Probe, probe
@@ -165,9 +166,12 @@ def _open(source: str) -> tuple[av.container.InputContainer, Probe | None]:
 def _pace(run: LoadedRun, rate: Fraction | None) -> tuple[int, str]:
     """One frame in how many, and why. See Note [Live sampling]."""
     clip, data = run.config.clip, run.config.data.path
-    if clip.sampling == "dense":
+    if clip.sampling == "dense" and clip.fps is None:
         return clip.stride, f"the run's --clip.stride {clip.stride}"
     ask = "say with --every N that every N-th frame is taken"
+    if clip.fps is not None and rate is not None:
+        every = max(1, round(rate / Fraction(str(clip.fps))))
+        return every, f"the run's --clip.fps {clip.fps:g}, of {float(rate):g} frames a second"
     try:
         pack = Pack(data)
         rows = pack.select(choose_splits(pack, run.config).train)

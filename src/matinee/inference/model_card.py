@@ -95,8 +95,9 @@ def _what(run: LoadedRun) -> str:
 def _input(run: LoadedRun, graphs: Sequence[Written]) -> str:
     clip, norm = run.config.clip, run.normalisation
     mean, std = (", ".join(f"{v:g}" for v in values) for values in (norm.mean, norm.std))
+    apart = f"{clip.stride} apart" if clip.fps is None else f"{clip.fps:g} a second"
     how = (
-        f"{clip.frames} frames, {clip.stride} apart"
+        f"{clip.frames} frames, {apart}"
         if clip.sampling == "dense"
         else f"{clip.frames} frames, one from the middle of each of {clip.frames} equal parts of "
         "the sample"
@@ -173,7 +174,7 @@ def _onnx(run: LoadedRun, graphs: Sequence[Written]) -> str:
 def _data(run: LoadedRun) -> str:
     path = Path(run.config.data.path)
     try:
-        pack = open_data(path)
+        pack = open_data(run.config.data.path)
         splits = choose_splits(pack, run.config)
     except (MatineeError, OSError):
         return f"`{path.name}`, which was not at hand when this was written: no counts."

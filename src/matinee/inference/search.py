@@ -130,7 +130,7 @@ def search(
 
 
 def _file(run: LoadedRun, pack: DataSet, split: str | None, views: tuple[int, int]) -> Path:
-    name = f"{pack.path.resolve().name}-{split or 'all'}"
+    name = f"{pack.name}-{split or 'all'}"
     plain = "".join(c if c.isalnum() or c in "=,.-" else "_" for c in name)
     return run.folder.path / f"vectors-{plain}-{views[0]}x{views[1]}.npz"
 
@@ -139,9 +139,6 @@ def _key(
     run: LoadedRun, model: DualEncoder, pack: DataSet, split: str | None, views: tuple[int, int]
 ) -> str:
     """What the vectors of clips follow from."""
-    tables = hashlib.sha256()
-    for file in sorted([*pack.path.glob("*.json"), *pack.path.glob("*.parquet")]):
-        tables.update(file.name.encode() + b"\0" + file.read_bytes())
     weights = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         if name.startswith("video"):
@@ -151,7 +148,7 @@ def _key(
     return json.dumps(
         {
             "weights": weights.hexdigest(),
-            "pack": tables.hexdigest(),
+            "pack": pack.digest(),
             "split": split,
             "views": views,
             "clip": asdict(run.config.clip),

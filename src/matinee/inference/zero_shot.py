@@ -153,5 +153,5 @@ def zero_shot(
         "classes": list(named.classes),
         "predictions": result.predictions(),
     }
-    write_report(loaded, ["zero-shot", pack.path.name, split, f"{views[0]}x{views[1]}"], report)
+    write_report(loaded, ["zero-shot", pack.name, split, f"{views[0]}x{views[1]}"], report)
     return report

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from matinee.errors import ConfigError
 from matinee.pack.images import MANIFEST as IMAGES
 from matinee.pack.images import ImageSet
+from matinee.pack.mixture import Mixture, split_mixture
 from matinee.pack.reader import Pack
+from matinee.pack.storage import is_address
 
-DataSet = Pack | ImageSet
+DataSet = Pack | Mixture | ImageSet
 
 
 def open_data(path: str | Path) -> DataSet:
-    """A pack of videos or an image set, told apart by the manifest that is there.
+    """A pack of videos or an image set, told apart by the manifest that is there; or several packs
+    with commas between, and weights: "a.pack:2,b.pack:1".
 
     Raises:
         PackError: neither, unfinished, damaged, or made by a newer matinee.
+        ConfigError: packs that cannot be mixed.
     """
-    return ImageSet(path) if (Path(path) / IMAGES).exists() else Pack(path)
+    several = split_mixture(str(path))
+    if several is None:
+        return _open_one(path)
+    names, weights = several
+    packs = [_open_one(name) for name in names]
+    for name, pack in zip(names, packs, strict=True):
+        if isinstance(pack, ImageSet):
+            raise ConfigError(f"{name} is an image set: only packs of videos can be mixed")
+    return Mixture([pack for pack in packs if isinstance(pack, Pack)], weights)
+
+
+def _open_one(path: str | Path) -> Pack | ImageSet:
+    if not is_address(path) and (Path(path) / IMAGES).exists():
+        return ImageSet(path)
+    return Pack(path)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +14,15 @@ from numpy.typing import NDArray
 from matinee.errors import ClipError, MediaError, PackError
 from matinee.media.decode import Box, Pixels, frame_bytes
 from matinee.media.packets import VideoFormat
+from matinee.pack.chunks import ChunkIndex
 from matinee.pack.clip import ClipPart, ClipReader, Located
-from matinee.pack.format import CHUNKS, CODECS, FILES, SAMPLES, read_manifest
+from matinee.pack.format import CHUNKS, CODECS, SAMPLE_TABLE, SAMPLES, part_name
+from matinee.pack.location import Files, open_place
+from matinee.pack.samples import Samples
 from matinee.pack.selection import SampleTable
-from matinee.pack.tables import read_table
+from matinee.pack.table_file import TableFile, give_back
+
+_MAX_FORMATS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -44,149 +47,125 @@ class SampleInfo:
 
 
 class Pack(SampleTable):
-    """A dataset on disk, made by `matinee pack` or `matinee index`.
+    """A data set made by `matinee pack` or `matinee index`, in a folder, a bucket or on the web.
 
-    `samples` is a pyarrow Table (sample, video, start_s, end_s, split, label, text, …), `classes`
-    the labels in order, `formats` the decoder setups, `meta` the content of pack.json.
+    `samples` answers as a pyarrow Table does (sample, video, start_s, end_s, split, label, text,
+    …), `classes` are the labels in order, `formats` the decoder setups, `meta` the content of
+    pack.json. Opening reads the tables; a million chunks take about 30 MB of memory, a million
+    samples about 40. See Note [Remote packs].
+
+    Args:
+        path: a folder, or an address: s3://bucket/…, gs://bucket/…, http(s)://host/….
+        cache: a folder that keeps what is read from a remote pack, for later epochs and runs; any
+            number of processes and packs may share it.
+        cache_bytes: how large it may become; the blocks that were not used for longest go first.
 
     Raises:
+        ConfigError: an address or a cache that cannot be used.
         PackError: no such pack, unfinished, damaged, or made by a newer matinee.
+        MissingExtra: packages that remote packs need are not installed.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.meta = read_manifest(self.path)
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        cache: str | Path | None = None,
+        cache_bytes: int = 64 << 30,
+    ) -> None:
+        place = open_place(path, cache=cache, cache_bytes=cache_bytes)
+        self.path = place.path
+        self.meta = place.manifest()
         self.classes: tuple[str, ...] = tuple(self.meta["classes"])
-        self.samples: pa.Table = read_table(self.path / "samples.parquet", SAMPLES)
-        self.formats = _formats(self.path)
-        self._files, self._sizes = _files(self.path)
-        self._read_chunks()
+        self.formats = _formats(place.table("codecs.parquet", CODECS))
+        self._files: Files = place.files()
+        self._chunks = ChunkIndex(
+            place.table("chunks.parquet", CHUNKS), sizes=self._files.sizes,
+            codecs=len(self.formats),
+        )  # fmt: skip
+        table = place.table(part_name(self.meta, SAMPLE_TABLE), SAMPLES)
+        self.samples: Samples = Samples(table, self._chunks)
+        give_back()
+        self._place = place
+        self._remote = place.seal()
         self._readers: ClipReader | None = None
-
-    def _read_chunks(self) -> None:
-        table = read_table(self.path / "chunks.parquet", CHUNKS)
-        videos = table.column("video").combine_chunks().dictionary_encode()
-        names = videos.dictionary.to_pylist()
-        codes = videos.indices.to_numpy(zero_copy_only=False)
-        columns = {
-            name: table.column(name).to_numpy()
-            for name in CHUNKS.names
-            if name not in ("video", "start_s")
-        }
-        order = np.lexsort((columns["start_frame"], codes))
-        self._chunks: dict[str, NDArray[Any]] = {k: v[order] for k, v in columns.items()}
-        bounds = np.searchsorted(codes[order], np.arange(len(names) + 1))
-        self._rows = {name: (int(bounds[i]), int(bounds[i + 1])) for i, name in enumerate(names)}
-        c = self._chunks
-        checks = {
-            "start_frame": (0, None), "frames": (1, None), "fps_num": (1, None),
-            "fps_den": (1, None), "codec": (0, len(self.formats)), "file": (0, len(self._files)),
-            "table_file": (0, len(self._files)), "offset": (0, None), "size": (1, None),
-            "table_offset": (0, None), "table_size": (1, 1 << 30),
-        }  # fmt: skip
-        for name, (low, high) in checks.items():
-            column = c[name]
-            if len(column) and (column.min() < low or (high is not None and column.max() >= high)):
-                raise PackError(f"{self.path}: impossible values in column {name!r} of the chunks")
-        sizes = np.array(self._sizes, dtype=np.int64)
-        for kind in ("", "table_"):
-            room = sizes[c[f"{kind}file"]] - c[f"{kind}size"]
-            if np.any(c[f"{kind}offset"] > room):
-                raise PackError(f"{self.path}: a chunk lies outside its file; the pack is damaged")
-        first = np.zeros(len(order), bool)
-        first[bounds[:-1]] = True
-        follows = np.concatenate([[0], (c["start_frame"] + c["frames"])[:-1]])
-        if np.any(c["start_frame"] != np.where(first, 0, follows)):
-            raise PackError(f"{self.path}: a video has a gap between chunks; the pack is damaged")
 
     @property
     def num_videos(self) -> int:
-        return len(self._rows)
+        return len(self._chunks.videos)
 
     @property
     def num_chunks(self) -> int:
-        return len(self._chunks["frames"])
+        return len(self._chunks)
 
     @property
     def num_frames(self) -> int:
         """Frames of all videos together."""
-        return int(self._chunks["frames"].sum(dtype=np.int64))
+        return self._chunks.num_frames
 
     @property
     def seconds(self) -> float:
         """Length of all videos together, in seconds."""
-        c = self._chunks
-        return float((c["frames"] * (c["fps_den"] / c["fps_num"])).sum())
+        return self._chunks.seconds
+
+    def digest(self) -> str:
+        """Stands for the content of the manifest and the tables."""
+        return self._place.digest()
 
     def info(self, index: int) -> SampleInfo:
-        """Everything about sample `index` that planning a clip needs.
-
-        Raises:
-            PackError: the sample speaks of a video the pack does not hold.
-        """
-        row = {
-            name: self.samples.column(name)[index].as_py()
-            for name in ("sample", "video", "start_s", "end_s", "split", "label", "text")
-        }
-        first, last = self._span(row["sample"], row["video"])
-        c = self._chunks
-        total = int(c["start_frame"][last - 1] + c["frames"][last - 1])
-        fps = Fraction(int(c["fps_num"][first]), int(c["fps_den"][first]))
-        start, end = frame_span(row["start_s"], row["end_s"], fps, total)
-        fmt = self.formats[c["codec"][first]]
+        """Everything about sample `index` that planning a clip needs."""
+        s, chunks = self.samples, self._chunks
+        video = int(s.video[index])
+        codec = chunks.codec(video)
+        fmt = self.formats[codec]
+        text = s.column("text")[index].as_py() if "text" in s.column_names else None
         return SampleInfo(
-            id=row["sample"],
-            video=row["video"],
-            label=row["label"],
-            text=row["text"],
-            split=row["split"],
-            first_frame=start,
-            num_frames=end - start,
-            fps=fps,
+            id=s.ids[index].as_py(),
+            video=chunks.videos[video],
+            label=s.label[index],
+            text=text,
+            split=s.split[index],
+            first_frame=int(s.first[index]),
+            num_frames=int(s.count[index]),
+            fps=chunks.rate(video),
             width=fmt.width,
             height=fmt.height,
-            codec=int(c["codec"][first]),
+            codec=codec,
         )
-
-    def _span(self, sample: str, video: str) -> tuple[int, int]:
-        if video not in self._rows:
-            raise PackError(f"sample {sample!r} is of video {video!r}, which {self.path} lacks")
-        return self._rows[video]
 
     def locate(self, video: str, frames: Sequence[int]) -> tuple[ClipPart, ...]:
         """Which chunks hold `frames` (numbered within the video; repeats allowed).
 
         Raises:
+            PackError: no such video; an original file that is gone or changed.
             IndexError: a frame outside the video.
         """
-        first, last = self._span("", video)
-        c = self._chunks
-        starts = c["start_frame"][first:last]
-        parts: dict[int, tuple[list[int], list[int]]] = {}
-        for row, frame in enumerate(frames):
-            place = int(np.searchsorted(starts, frame, side="right")) - 1
-            chunk = first + place
-            inside = int(frame - starts[place]) if place >= 0 else -1
-            if not 0 <= inside < c["frames"][chunk]:
-                raise IndexError(f"frame {frame} is outside video {video!r}")
-            held = parts.setdefault(chunk, ([], []))
-            held[0].append(inside)
-            held[1].append(row)
+        row = self._chunks.videos.row(video)
+        if row < 0:
+            raise PackError(f"{self.path} has no video {video!r}")
         return tuple(
-            ClipPart(self._located(chunk), tuple(inside), tuple(rows))
-            for chunk, (inside, rows) in sorted(parts.items())
+            [
+                ClipPart(self._located(chunk), inside, rows)
+                for chunk, inside, rows in self._chunks.find(row, frames)
+            ]
         )
 
     def _located(self, chunk: int) -> Located:
-        c = self._chunks
+        c = self._chunks.columns
+        file, table_file = int(c["file"][chunk]), int(c["table_file"][chunk])
+        name = self._files[file]
         return Located(
-            file=self._files[c["file"][chunk]],
+            file=name,
             offset=int(c["offset"][chunk]),
             size=int(c["size"][chunk]),
-            table_file=self._files[c["table_file"][chunk]],
+            table_file=name if table_file == file else self._files[table_file],
             table_offset=int(c["table_offset"][chunk]),
             table_size=int(c["table_size"][chunk]),
             codec=int(c["codec"][chunk]),
+            frames=int(c["frames"][chunk]),
+            file_bytes=int(self._files.sizes[file]),
+            table_file_bytes=int(self._files.sizes[table_file]),
+            remote=self._remote,
         )
 
     def read(
@@ -226,55 +205,15 @@ class Pack(SampleTable):
         return out.reshape(len(frames), *size, 3) if pixels == "rgb" else out
 
 
-def frame_span(
-    start_s: float | None, end_s: float | None, fps: Fraction, total: int
-) -> tuple[int, int]:
-    """First frame and one past the last of a span in seconds; never empty, never outside.
-
-    A frame belongs to the span if it is shown at `start_s` or later and before `end_s`.
-    """
-    rate = float(fps)
-    if not all(value is None or math.isfinite(value) for value in (start_s, end_s)):
-        raise PackError(f"a sample spans {start_s}–{end_s} s; the pack is damaged")
-    start = 0 if start_s is None else int(np.ceil(start_s * rate - 1e-6))
-    end = total if end_s is None else int(np.ceil(end_s * rate - 1e-6))
-    start = min(max(start, 0), total - 1)
-    return start, min(max(end, start + 1), total)
-
-
-def _formats(path: Path) -> tuple[VideoFormat, ...]:
+def _formats(table: TableFile) -> tuple[VideoFormat, ...]:
+    if table.num_rows > _MAX_FORMATS:
+        raise PackError(f"{table.shown} is damaged: it has {table.num_rows} decoder setups")
     formats = []
-    for row in read_table(path / "codecs.parquet", CODECS).to_pylist():
-        if not (0 < row["width"] <= 16384 and 0 < row["height"] <= 16384):
-            raise PackError(f"{path}: impossible picture of {row['width']}x{row['height']}")
+    rows = pa.table({name: table.column(name) for name in CODECS.names}).to_pylist()
+    for row in rows:
+        if not (2 <= row["width"] <= 16384 and 2 <= row["height"] <= 16384):
+            raise PackError(f"{table.shown}: impossible picture of {row['width']}x{row['height']}")
         if row["matrix"] not in ("bt601", "bt709"):
-            raise PackError(f"{path}: unknown colour matrix {row['matrix']!r}")
-        formats.append(VideoFormat(**{name: row[name] for name in CODECS.names}))
+            raise PackError(f"{table.shown}: unknown colour matrix {row['matrix']!r}")
+        formats.append(VideoFormat(**row))
     return tuple(formats)
-
-
-def _files(path: Path) -> tuple[list[str], list[int]]:
-    """Absolute paths and sizes of the files; one that is gone or changed is an error."""
-    files, sizes = [], []
-    root = path.resolve()
-    for row in read_table(path / "files.parquet", FILES).to_pylist():
-        file = Path(row["path"])
-        own = not file.is_absolute()
-        if own:
-            file = root / file
-            if not file.resolve().is_relative_to(root):
-                raise PackError(f"{path} refers to {row['path']!r}, outside itself")
-        try:
-            stat = file.stat()
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise PackError(f"{file}, which {path} needs, is gone: {reason}") from None
-        if own and stat.st_size != row["size"]:
-            raise PackError(
-                f"{file} is damaged: it has {stat.st_size} bytes, {row['size']} were written"
-            )
-        if not own and (stat.st_size, stat.st_mtime_ns) != (row["size"], row["mtime_ns"]):
-            raise PackError(f"{file} changed since {path} was made: index it again")
-        files.append(str(file))
-        sizes.append(stat.st_size)
-    return files, sizes

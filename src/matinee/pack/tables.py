@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from matinee.errors import PackError, first_line
 from matinee.files import write_whole
 from matinee.media.packets import VideoFormat
-from matinee.pack.annotations import Sample
-from matinee.pack.format import CHUNKS, CODECS, FILES, SAMPLES
+from matinee.pack.format import CHUNKS, CODECS, FILES
+from matinee.pack.table_file import TableFile
 
 
 class CodecRows:
@@ -39,60 +37,27 @@ def write_tables(
     files: list[dict[str, Any]],
     chunks: list[dict[str, Any]],
     codecs: list[dict[str, Any]],
-    samples: Sequence[Sample],
+    samples: pa.Table,
 ) -> None:
     """Write the four tables of a pack."""
-    _write(out / "files.parquet", pa.Table.from_pylist(files, schema=FILES))
-    _write(out / "chunks.parquet", pa.Table.from_pylist(chunks, schema=CHUNKS))
-    _write(out / "codecs.parquet", pa.Table.from_pylist(codecs, schema=CODECS))
-    _write(out / "samples.parquet", _sample_table(samples))
+    write_table(out / "files.parquet", pa.Table.from_pylist(files, schema=FILES))
+    write_table(out / "chunks.parquet", pa.Table.from_pylist(chunks, schema=CHUNKS))
+    write_table(out / "codecs.parquet", pa.Table.from_pylist(codecs, schema=CODECS))
+    write_table(out / "samples.parquet", samples)
 
 
-def _sample_table(samples: Sequence[Sample]) -> pa.Table:
-    schema = SAMPLES
-    for name in dict.fromkeys(key for sample in samples for key, _ in sample.extra):
-        schema = schema.append(pa.field(name, pa.string()))
-    rows = [
-        {
-            "sample": s.id, "video": s.video, "start_s": s.start, "end_s": s.end,
-            "split": s.split, "label": s.label, "text": s.text, **dict(s.extra),
-        }
-        for s in samples
-    ]  # fmt: skip
-    return pa.Table.from_pylist(rows, schema=schema)
-
-
-def _write(path: Path, table: pa.Table) -> None:
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a table, whole or not at all."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     write_whole(path, buffer.getvalue())
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """Read a table and check that it has the columns of `schema`, in their types.
+    """Read a small table whole and check that it has the columns of `schema`, in their types.
 
     Raises:
         PackError: missing, damaged, or of another layout.
     """
-    try:
-        table = pq.read_table(path, memory_map=True)
-    except FileNotFoundError:
-        raise PackError(f"{path.parent} lacks {path.name}: the pack is damaged") from None
-    except (pa.ArrowException, OSError) as error:
-        raise PackError(f"{path} is damaged: {first_line(error)}") from None
-    for column in schema:
-        if column.name not in table.column_names:
-            raise PackError(f"{path} lacks the column {column.name!r}: the pack is damaged")
-        if table.schema.field(column.name).type != column.type:
-            table = _cast(path, table, column)
-        if not column.nullable and table.column(column.name).null_count:
-            raise PackError(f"{path}, column {column.name!r}: empty values; the pack is damaged")
-    return table
-
-
-def _cast(path: Path, table: pa.Table, column: pa.Field) -> pa.Table:
-    index = table.column_names.index(column.name)
-    try:
-        return table.set_column(index, column, table.column(column.name).cast(column.type))
-    except pa.ArrowException as error:
-        raise PackError(f"{path}, column {column.name!r}: {error}") from None
+    table = TableFile(path, schema)
+    return pa.table({name: table.column(name) for name in table.column_names})
