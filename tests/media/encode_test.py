@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import subprocess
+import sys
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 
 import av
@@ -15,7 +19,7 @@ from matinee.errors import MediaError
 from matinee.media.encode import Chunk, encode_chunks
 from matinee.media.normalise import normalised_frames, target_size
 from matinee.media.probe import probe
-from matinee.pack.profiles import make_profile
+from matinee.pack.profiles import NAMES, make_profile
 
 
 def normalise(path: Path, short_side: int = 288) -> list[av.VideoFrame]:
@@ -290,6 +294,67 @@ def test_the_same_frames_give_the_same_bytes(tmp_path, film, name, preset):
         kept.append(np.random.default_rng(number).bytes(300_000 * (number % 3 + 1)))
         seen.add(b"".join(chunk.data for chunk in chunks_of(path, name, preset=preset)))
     assert len(seen) == 1, f"{len(seen)} different results of 8 runs"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_process_gives_the_same_bytes(tmp_path, film, name):
+    """Nothing of a process's state, address space or time is in a chunk."""
+    path = film(tmp_path / "a.mp4", frames=40)
+    here = hashlib.sha256(b"".join(chunk.data for chunk in chunks_of(path, name))).hexdigest()
+    program = f"""
+import hashlib, sys
+from pathlib import Path
+sys.path[:0] = [{str(Path(__file__).parent)!r}]
+from encode_test import chunks_of
+data = b"".join(chunk.data for chunk in chunks_of(Path({str(path)!r}), {name!r}))
+print(hashlib.sha256(data).hexdigest())
+"""
+    there = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert there.stdout.strip() == here
+
+
+@pytest.mark.parametrize(
+    ("name", "stride"), [("small", 4), *(("layered", s) for s in (1, 2, 4, 8))]
+)
+def test_references_decode_alike_without_what_lies_between(tmp_path, film, name, stride):
+    """Every frame at the spacing, and each GOP alone: pixels of the whole decode."""
+    path = film(tmp_path / "a.mp4", frames=75)
+    (chunk,) = chunks_of(path, name, stride=stride, gop=16 if name == "small" else None)
+    table = chunk.table
+    gop = 16 if name == "small" else 8 * stride
+    assert table.key_frames.tolist() == list(range(0, 75, gop)), "each GOP can be begun with"
+    everything = list(range(len(table.size)))
+    whole = decoded(chunk, everything)
+    assert sorted(whole) == list(range(75))
+    kept = [p for p in everything if not table.disposable[p]]
+    assert len(kept) <= 75 / stride + 75 / 16 + 2
+    alone = decoded(chunk, kept)
+    assert sorted(alone) == sorted(table.frame[kept].tolist())
+    for frame, picture in alone.items():
+        assert np.array_equal(picture, whole[frame]), frame
+    keys = [*np.flatnonzero(table.key).tolist(), len(everything)]
+    for first, end in pairwise(keys):
+        part = decoded(chunk, everything[first:end])
+        assert len(part) == end - first
+        for frame, picture in part.items():
+            assert np.array_equal(picture, whole[frame]), frame
+
+
+def decoded(chunk: Chunk, packets: list[int]) -> dict[int, NDArray[np.uint8]]:
+    """Frames by display index that FFmpeg's decoder makes of some packets, in order."""
+    decoder = av.CodecContext.create(chunk.format.codec, "r")
+    decoder.extradata, decoder.thread_count = chunk.format.extradata, 1
+    decoder.options = {"err_detect": "explode"}
+    frames: list[av.VideoFrame] = []
+    for number in packets:
+        at, size = int(chunk.table.offset[number]), int(chunk.table.size[number])
+        packet = av.Packet(chunk.data[at : at + size])
+        packet.pts = int(chunk.table.frame[number])
+        frames += decoder.decode(packet)
+    frames += decoder.decode(None)
+    return {frame.pts: frame.to_ndarray(format="yuv420p") for frame in frames}
 
 
 def test_colours_survive_from_file_to_chunk(tmp_path, film):

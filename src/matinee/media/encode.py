@@ -26,9 +26,9 @@ _COLORSPACE_TAG = {"bt601": 6, "bt709": 1}
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """x264 settings of a chunk. `stride` is the spacing of reference frames.
+    """x264 settings of a chunk. `stride` is the spacing of reference frames, `gop` of keyframes.
 
-    See Note [Temporal layers] in media/packets.py.
+    See Note [Temporal layers] in media/packets.py, and Note [Encodings] in pack/profiles.py.
     """
 
     stride: int
@@ -43,10 +43,11 @@ class EncoderSettings:
             f"keyint={self.gop}:min-keyint={self.gop}:scenecut=0:open-gop=0:"
             f"bframes={self.stride - 1}:b-adapt=0:b-pyramid=none:{reproducible()}"
         )
-        options = {"preset": self.preset, "crf": str(self.crf), "x264-params": layers}
+        options = {"preset": self.preset, "crf": str(self.crf)}
         if self.fast_decode:
             options["tune"] = "fastdecode"
-        return options
+            layers += ":ref=1"
+        return {**options, "x264-params": layers}
 
 
 @cache
@@ -84,9 +85,9 @@ def encode_chunks(
 
     Encoding uses one thread, so the same frames always give the same bytes.
     """
-    encoder: _ChunkEncoder | None = None
+    encoder: ChunkEncoder | None = None
     for frame in frames:
-        encoder = encoder or _ChunkEncoder(fps, size, matrix, settings)
+        encoder = encoder or ChunkEncoder(fps=fps, size=size, matrix=matrix, settings=settings)
         encoder.add(frame)
         if encoder.count == frames_per_chunk:
             yield encoder.finish()
@@ -95,9 +96,15 @@ def encode_chunks(
         yield encoder.finish()
 
 
-class _ChunkEncoder:
+class ChunkEncoder:
+    """Encodes one chunk: `add` its frames in order, then `finish` once.
+
+    Frames must be limited-range yuv420p of `size` (width, height), their colours by `matrix`
+    ("bt601" or "bt709"). `count` is the number of frames added.
+    """
+
     def __init__(
-        self, fps: Fraction, size: tuple[int, int], matrix: str, settings: EncoderSettings
+        self, *, fps: Fraction, size: tuple[int, int], matrix: str, settings: EncoderSettings
     ) -> None:
         self.count = 0
         self._size, self._matrix = size, matrix
@@ -114,12 +121,18 @@ class _ChunkEncoder:
         context.color_range = 1
 
     def add(self, frame: av.VideoFrame) -> None:
+        """Encode the next frame; its time stamp is set to its place in the chunk."""
         frame.pts, frame.time_base = self.count, self._base
         frame.pict_type = 0  # the encoder decides, not the source
         self._file.mux(self._stream.encode(frame))
         self.count += 1
 
     def finish(self) -> Chunk:
+        """The chunk of all frames added.
+
+        Raises:
+            MediaError: the encoder lost or made up frames.
+        """
         self._file.mux(self._stream.encode(None))
         self._file.close()
         data = self._buffer.getvalue()
