@@ -5,7 +5,11 @@ at 288p with x264's defaults; a matinee pack. Every reader crops the same share 
 random place and scales to 224². All readers take turns of a few clips in one process pinned to one
 core, so a noisy machine disturbs them alike; medians are reported. A peer opens the file for each
 clip, as it must when a data set has more files than can stay open; `kept_open` is the same with the
-reader kept, to show what opening costs (torchcodec then keeps the first clip's size of crop).
+reader kept, to show what opening costs (torchcodec then keeps the first clip's size of crop), and
+`mapped` gives torchcodec the table of frames that it else makes at each opening.
+
+Then clips a second from the pack with one and two workers on two cores: matinee's threads and
+processes as its loader uses them, and every peer in one and two threads.
 
     python benchmarks/loader_peers.py --json benchmarks/results/loader_peers.json
 """
@@ -18,8 +22,10 @@ import os
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,7 +39,11 @@ import machine  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
+from matinee.data.backends import start_backend  # noqa: E402
+from matinee.data.decode_job import ClipJob  # noqa: E402
+from matinee.data.decoders import Decoders  # noqa: E402
 from matinee.media.decode import Box, frame_bytes  # noqa: E402
+from matinee.media.packets import PacketTable  # noqa: E402
 from matinee.media.plan import packets_to_feed  # noqa: E402
 from matinee.pack.annotations import Annotations, Sample, VideoFile  # noqa: E402
 from matinee.pack.clip import ClipReader  # noqa: E402
@@ -75,6 +85,15 @@ def matinee(pack: Pack, pixels: str) -> Read:
     return read
 
 
+def packet_of(data: bytes, table: PacketTable, number: int) -> Any:
+    """A packet with the padding that decoders read into."""
+    import av
+
+    packet = av.Packet(int(table.size[number]))
+    packet.update(data[table.offset[number] : table.offset[number] + table.size[number]])
+    return packet
+
+
 def decode_only(pack: Pack) -> Read:
     """The floor: the planned packets through FFmpeg's decoder, frames dropped."""
     import av
@@ -92,7 +111,7 @@ def decode_only(pack: Pack) -> Read:
             with Path(part.chunk.file).open("rb") as file:
                 data = os.pread(file.fileno(), part.chunk.size, part.chunk.offset)
             packets = [
-                [av.Packet(data[table.offset[p] : table.offset[p] + table.size[p]]) for p in run]
+                [packet_of(data, table, p) for p in run]
                 for run in packets_to_feed(table, list(part.frames))
             ]
             begin = time.perf_counter()
@@ -122,6 +141,36 @@ def torchcodec(seek_mode: str, keep: bool) -> Read:
             )  # fmt: skip
             if keep:  # its crop is then the first clip's: the same work
                 kept[clip.file] = decoder
+        return decoder.get_frames_at(clip.frames).data.numpy()
+
+    return read
+
+
+def torchcodec_mapped() -> Read:
+    """Opening without a scan: the times of all frames are known beforehand."""
+    import av
+    from torchcodec.decoders import VideoDecoder
+    from torchcodec.transforms import RandomCrop, Resize
+
+    mappings: dict[Path, str] = {}
+
+    def mapping(path: Path) -> str:
+        if path not in mappings:
+            with av.open(str(path)) as file:
+                packets = [p for p in file.demux(video=0) if p.size]
+            rows = [
+                {"pts": p.pts, "duration": p.duration, "key_frame": int(p.is_keyframe)}
+                for p in sorted(packets, key=lambda p: p.pts or 0)
+            ]
+            mappings[path] = json.dumps({"frames": rows})
+        return mappings[path]
+
+    def read(clip: Clip) -> np.ndarray:
+        decoder = VideoDecoder(
+            str(clip.file), custom_frame_mappings=mapping(clip.file), num_ffmpeg_threads=1,
+            dimension_order="NHWC",
+            transforms=[RandomCrop((clip.box.height, clip.box.width)), Resize((SIZE, SIZE))],
+        )  # fmt: skip
         return decoder.get_frames_at(clip.frames).data.numpy()
 
     return read
@@ -170,19 +219,27 @@ def spdl() -> Read:
 
 def peers() -> tuple[dict[str, Read], list[str]]:
     """Readers of the peers that are here, and the names of those that are not."""
+    found, absent = peer_makers()
+    return {name: make() for name, make in found.items()}, absent
+
+
+def peer_makers() -> tuple[dict[str, Callable[[], Read]], list[str]]:
+    """What makes them."""
     makers: dict[str, Callable[[], Read]] = {
         "torchcodec": lambda: torchcodec("exact", keep=False),
         "torchcodec_approximate": lambda: torchcodec("approximate", keep=False),
+        "torchcodec_mapped": torchcodec_mapped,
         "torchcodec_kept_open": lambda: torchcodec("exact", keep=True),
         "decord": lambda: decord(keep=False),
         "decord_kept_open": lambda: decord(keep=True),
         "spdl": spdl,
     }
-    found: dict[str, Read] = {}
+    found: dict[str, Callable[[], Read]] = {}
     absent: list[str] = []
     for name, make in makers.items():
         try:
-            found[name] = make()
+            make()
+            found[name] = make
         except (ImportError, OSError, RuntimeError) as error:
             absent.append(f"{name}: {str(error).splitlines()[0]}")
     return found, absent
@@ -267,6 +324,64 @@ def measure(make: Callable[[], dict[str, Read]], clips: list[Clip]) -> dict[str,
     return spent
 
 
+# --- workers ----------------------------------------------------------------------------------
+
+
+def by_backend(pack: Pack, decoders: Decoders) -> Callable[[list[Clip]], None]:
+    """Clips through the loader's own workers."""
+    shape = (1, 8, FRAMES, frame_bytes((SIZE, SIZE)))
+    backend = start_backend(decoders, pack.formats, shape)
+    video = pack.info(0).video
+
+    def read_all(clips: list[Clip]) -> None:
+        for number, clip in enumerate(clips):
+            parts = pack.locate(video, clip.pack_frames)
+            backend.submit(number, ClipJob(0, parts, ((number % 8, clip.box),), (SIZE, SIZE)))
+        left = len(clips)
+        while left:
+            for _, failure in backend.wait():
+                assert failure is None, failure
+                left -= 1
+
+    return read_all
+
+
+def by_threads(make: Callable[[], Read], threads: int) -> Callable[[list[Clip]], None]:
+    """Clips through a peer, a reader a thread."""
+    pool, local = ThreadPoolExecutor(threads), threading.local()
+
+    def read(clip: Clip) -> None:
+        if not hasattr(local, "read"):
+            local.read = make()
+        local.read(clip)
+
+    return lambda clips: list(pool.map(read, clips)) and None  # type: ignore[func-returns-value]
+
+
+def throughput(pack: Pack, clips: list[Clip], rounds: int) -> dict[str, list[float]]:
+    """Clips a second of each arm in each round, in an order drawn anew."""
+    arms: dict[str, Callable[[list[Clip]], None]] = {}
+    for count in (1, 2):
+        arms[f"matinee_threads_{count}"] = by_backend(pack, Decoders(0, count, "measured"))
+        arms[f"matinee_processes_{count}"] = by_backend(pack, Decoders(count, 1, "measured"))
+    arms["matinee_process_of_2_threads"] = by_backend(pack, Decoders(1, 2, "measured"))
+    makers, _ = peer_makers()
+    for name, make in makers.items():
+        for count in (1, 2):
+            arms[f"{name}_threads_{count}"] = by_threads(make, count)
+    rates: dict[str, list[float]] = {name: [] for name in arms}
+    rng = np.random.default_rng(2)
+    for _ in range(rounds):
+        for name in (list(arms)[i] for i in rng.permutation(len(arms))):
+            arms[name](clips[:4])  # warm
+            begin = time.perf_counter()
+            arms[name](clips)
+            rates[name].append(len(clips) / (time.perf_counter() - begin))
+        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return rates
+
+
 def check_same(readers: dict[str, Read], clip: Clip) -> dict[str, float]:
     """Mean absolute difference of each peer's frames to ours, full picture, 0–255."""
     ours = readers["matinee_rgb"](clip)
@@ -285,6 +400,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", type=Path, required=True, help="result file")
     parser.add_argument("--clips", type=int, default=60, help="clips a source (a fifth for 1080p)")
+    parser.add_argument("--rounds", type=int, default=10, help="of the workers' turns")
     parser.add_argument("--seconds", type=int, default=60, help="length of the 1080p footage")
     parser.add_argument("--keep", type=Path, help="folder for the footage, to be used again")
     args = parser.parse_args()
@@ -295,6 +411,8 @@ def main() -> None:
         folder = args.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         sources = prepare(folder, args.seconds)
+        pack, files = sources["pack"]
+        rates = throughput(pack, draw_clips(files, pack, 24), args.rounds)
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         spent: dict[str, dict[str, list[float]]] = {}
         difference: dict[str, dict[str, float]] = {}
@@ -328,11 +446,18 @@ def main() -> None:
         "quartiles": spread,
         "floor_ms": ms["pack"]["decode_only"],
         "mean_difference_to_ours": difference,
-        "ratios": ratios(ms),
+        "ratios": {**ratios(ms), **worker_ratios(rates)},
+        "clips_per_second": {name: median(values) for name, values in rates.items()},
+        "clips_per_second_quartiles": {
+            name: [float(np.percentile(values, q)) for q in (25, 75)]
+            for name, values in rates.items()
+        },
     }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps(result, indent=1) + "\n")
     show(ms, result["ratios"], absent)
+    for name, value in result["clips_per_second"].items():  # type: ignore[attr-defined]
+        print(f"{name.ljust(40)}{value:8.1f} clips/s")
 
 
 def ratios(ms: dict[str, dict[str, float]]) -> dict[str, float]:
@@ -348,6 +473,26 @@ def ratios(ms: dict[str, dict[str, float]]) -> dict[str, float]:
         if opening:
             found[f"fastest_peer_on_{source}_over_our_pack"] = min(opening) / ours
             found[f"fastest_peer_on_{source}_kept_open_over_our_pack"] = min(kept) / ours
+    return found
+
+
+def worker_ratios(rates: dict[str, list[float]]) -> dict[str, float]:
+    """Two workers against one (medians of the rounds' own ratios), and ours against the peers'."""
+
+    def over(a: str, b: str) -> float:
+        return median(x / y for x, y in zip(rates[a], rates[b], strict=True))
+
+    peers_of = [n for n in rates if _is_peer(n) and n.endswith("_2")]
+    best = max(peers_of, key=lambda name: median(rates[name]), default=None)
+    found = {
+        "two_threads_over_one": over("matinee_threads_2", "matinee_threads_1"),
+        "two_processes_over_one": over("matinee_processes_2", "matinee_processes_1"),
+        "process_of_two_threads_over_process": over(
+            "matinee_process_of_2_threads", "matinee_processes_1"
+        ),
+    }
+    if best is not None:
+        found[f"two_processes_over_fastest_peer_{best}"] = over("matinee_processes_2", best)
     return found
 
 

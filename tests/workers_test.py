@@ -15,7 +15,7 @@ from matinee.errors import MediaError
 from matinee.workers import Result, WorkerPool
 
 TARGET = """
-import os, signal, time
+import os, signal, threading, time
 from matinee.errors import MediaError
 
 class Odd(Exception):
@@ -25,6 +25,7 @@ class Odd(Exception):
 class Target:
     def __init__(self, base=0):
         self.base = base
+        self.barrier = threading.Barrier(3)
     def __call__(self, job):
         what, *rest = job if isinstance(job, tuple) else (job,)
         if what == "add":
@@ -39,6 +40,8 @@ class Target:
             raise MediaError("no picture in it")
         if what == "odd":
             raise Odd(1, 2)
+        if what == "meet":
+            self.barrier.wait(60)
         if what == "zeros":
             return bytes(rest[0])
         return os.getpid()
@@ -130,6 +133,60 @@ def test_a_dead_worker_is_reported_with_its_job(target, how, words):
         pool.submit(5, how)
         (result,) = collect(pool, 1)
     assert result.job == 5 and words in result.died
+
+
+def test_jobs_sent_together_are_each_answered(target):
+    """More of them than one message can carry, beside single ones."""
+    with WorkerPool(2, target) as pool:
+        pool.submit_together([(n, ("add", n, b"x" * 10_000)) for n in range(50)])
+        pool.submit(50, ("add", 50))
+        found = collect(pool, 51)
+    assert sorted((r.job, r.value) for r in found) == [(n, n) for n in range(51)]
+
+
+def test_threads_of_a_worker_work_at_the_same_time(target):
+    """Three jobs that wait for each other, in one process; then 300 more, each answered once."""
+    with WorkerPool(1, target, threads=3) as pool:
+        for number in range(3):
+            pool.submit(number, ("meet",))
+        assert {result.value for result in collect(pool, 3)} == set(pool.pids)
+        for number in range(300):
+            pool.submit(number, ("add", number))
+        found = collect(pool, 300)
+    assert sorted((r.job, r.value) for r in found) == [(n, n) for n in range(300)]
+
+
+def test_a_dead_worker_of_several_threads_is_reported_with_all_its_jobs(target):
+    """Two of them sleep while the third ends the process."""
+    with WorkerPool(1, target, threads=3) as pool:
+        for number in range(2):
+            pool.submit(number, ("sleep", 600))
+        time.sleep(0.2)
+        pool.submit(7, "die")
+        found = collect(pool, 3)
+    assert sorted(result.job for result in found) == [0, 1, 7]
+    assert all("SIGKILL" in result.died for result in found)
+
+
+def test_a_file_beside_the_script_cannot_break_the_start_of_workers(target, tmp_path, monkeypatch):
+    """Named as a module that each interpreter begins with, in a folder that modules come from."""
+    (tmp_path / "encodings.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "codecs.py").write_text("raise RuntimeError('imported')")
+    with WorkerPool(1, target) as pool:
+        pool.submit(0, ("add", 3))
+        (result,) = collect(pool, 1)
+    assert result.value == 3
+
+
+def test_variables_reach_the_workers_alone(target, monkeypatch):
+    """Besides those of this process."""
+    monkeypatch.setenv("MATINEE_KEPT", "a")
+    with WorkerPool(1, target, environment={"MATINEE_GIVEN": "b"}) as pool:
+        pool.submit(0, "pid")
+        collect(pool, 1)
+        given = Path(f"/proc/{pool.pids[0]}/environ").read_bytes()
+    assert b"MATINEE_GIVEN=b\0" in given and b"MATINEE_KEPT=a\0" in given
+    assert "MATINEE_GIVEN" not in os.environ
 
 
 def test_a_dead_worker_is_replaced_if_asked(target):

@@ -8,8 +8,9 @@ again. A worker imports only the module of its target, so it starts in a fractio
 Jobs go through one SOCK_SEQPACKET socket that all workers read: every message reaches exactly one
 worker, whichever is free, without a dispatcher thread in the parent (a Python thread there would
 stall whenever the caller's own code holds the GIL). Results come back on a socket per worker, so
-that the death of a worker is seen at once, together with the job it was on. Workers end when the
-parent's sockets close, even after `kill -9` of the parent.
+that the death of a worker is seen at once, together with the jobs it was on. Workers end when the
+parent's sockets close, even after `kill -9` of the parent; should someone else hold copies of them,
+such as a process forked from it, they see within seconds that they were orphaned.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +37,7 @@ from matinee.errors import MatineeError
 
 _LENGTH = struct.Struct("<Q")
 _MAX_JOB = 128 * 1024  # bytes; fits the default socket buffer
+_LOOK_UP = struct.pack("ll", 5, 0)  # a worker that waits for work looks for its parent, seconds
 
 
 @dataclass(frozen=True)
@@ -60,19 +63,30 @@ class WorkerPool:
         target: "package.module:Class"; built once in each worker as `Class(*args)`.
         args: picklable arguments.
         pass_fds: file descriptors the workers inherit under the same numbers.
+        threads: of each process, that call the target at the same time.
+        environment: variables that the workers get besides this process's own.
     """
 
     def __init__(
-        self, count: int, target: str, args: tuple[Any, ...] = (), pass_fds: tuple[int, ...] = ()
+        self,
+        count: int,
+        target: str,
+        args: tuple[Any, ...] = (),
+        pass_fds: tuple[int, ...] = (),
+        *,
+        threads: int = 1,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        if count < 1:
-            raise ValueError(f"{count} workers: at least 1 is needed")
+        if count < 1 or threads < 1:
+            raise ValueError(f"{count} workers with {threads} threads: at least 1 is needed")
+        self._threads, self._environment = threads, dict(environment or {})
         self._setup = pickle.dumps((target, args))
         self._pass_fds = pass_fds
         self._jobs, self._jobs_child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._jobs.setblocking(False)
         # As many jobs as the system allows lie ready, also while the parent does not look.
         self._jobs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 20)
+        self._jobs_child.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LOOK_UP)
         self._waiting: deque[bytes] = deque()
         self._workers: dict[int, _Worker] = {}
         self._finalizer = weakref.finalize(
@@ -82,7 +96,9 @@ class WorkerPool:
             self._start()
 
     def _start(self) -> None:
-        worker = _Worker(self._jobs_child, self._setup, self._pass_fds)
+        worker = _Worker(
+            self._jobs_child, self._setup, self._pass_fds, self._threads, self._environment
+        )
         self._workers[worker.socket.fileno()] = worker
 
     @property
@@ -92,17 +108,32 @@ class WorkerPool:
 
     def submit(self, job: int, payload: Any) -> None:
         """Queue a job; `job` is any number of the caller's that comes back with the result."""
-        message = pickle.dumps((job, payload), protocol=pickle.HIGHEST_PROTOCOL)
+        self.submit_together([(job, payload)])
+
+    def submit_together(self, jobs: Sequence[tuple[int, Any]]) -> None:
+        """Queue jobs that one worker does one after the other; if it dies, those it had not begun
+        are lost without a word.
+
+        Each message costs the caller a moment without the interpreter's lock, and 5 ms until it has
+        it back where a thread in pure Python runs beside it.
+        """
+        message = pickle.dumps(list(jobs), protocol=pickle.HIGHEST_PROTOCOL)
         if len(message) > _MAX_JOB:
-            raise ValueError(f"job {job} needs {len(message)} bytes; at most {_MAX_JOB} travel")
+            if len(jobs) == 1:
+                raise ValueError(
+                    f"job {jobs[0][0]} needs {len(message)} bytes; at most {_MAX_JOB} travel"
+                )
+            self.submit_together(jobs[: len(jobs) // 2])
+            self.submit_together(jobs[len(jobs) // 2 :])
+            return
         self._waiting.append(message)
         self._flush()
 
     def results(self, timeout: float | None = None, *, restart: bool = False) -> Iterator[Result]:
         """Wait until something has finished (or `timeout` seconds) and yield all that has.
 
-        A worker that died is reported as a `Result` with `died`; with `restart` another one is
-        started in its place.
+        A worker that died is reported as a `Result` with `died`, one for each job it was on (job
+        -1 if it was on none); with `restart` another one is started in its place.
         """
         if not self._workers:
             raise MatineeError("all workers have ended")
@@ -123,16 +154,17 @@ class WorkerPool:
                 if restart:
                     self._start()
                 died = worker.end()
-                yield Result(worker.current, died=died, signal=max(0, -worker.process.returncode))
+                for job in sorted(worker.current) or [-1]:
+                    yield Result(job, died=died, signal=max(0, -worker.process.returncode))
                 continue
             for kind, job, *rest in done:
                 if kind == "start":
-                    worker.current = job
+                    worker.current.add(job)
                 elif kind == "done":
-                    worker.current = -1
+                    worker.current.discard(job)
                     yield Result(job, value=rest[0])
                 else:
-                    worker.current = -1
+                    worker.current.discard(job)
                     yield Result(job, error=rest[0], trace=rest[1])
 
     def _flush(self) -> None:
@@ -155,22 +187,32 @@ class WorkerPool:
 
 
 class _Worker:
-    def __init__(self, jobs: socket.socket, setup: bytes, pass_fds: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        jobs: socket.socket,
+        setup: bytes,
+        pass_fds: tuple[int, ...],
+        threads: int,
+        more: dict[str, str],
+    ) -> None:
         self.socket, theirs = socket.socketpair()
-        self.current = -1
+        self.current: set[int] = set()
         self._buffer = bytearray()
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        code = "from matinee.workers import _serve; _serve()"
+        environment = {**os.environ, **more}
+        # Modules come from where the parent's do, and not from the current folder (-P). Workers are
+        # told once their interpreter runs: with PYTHONPATH, a file beside the caller's script could
+        # take the place of a module that every interpreter starts with.
+        path = [folder for folder in sys.path if folder]
+        code = f"import sys; sys.path[:] = {path!r}; from matinee.workers import _serve; _serve()"
         # Ctrl-C and a scheduler's signals reach the whole process group; when to end is the
         # parent's business. A blocked signal is inherited, so there is no moment without it.
         asked = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+        numbers = (jobs.fileno(), theirs.fileno(), threads, os.getpid())
         before = signal.pthread_sigmask(signal.SIG_BLOCK, asked)
         try:
             with theirs:
                 self.process = subprocess.Popen(
-                    # -P: modules come from where the parent's do, not from the current folder.
-                    [sys.executable, "-P", "-c", code, str(jobs.fileno()), str(theirs.fileno())],
+                    [sys.executable, "-P", "-c", code, *map(str, numbers)],
                     pass_fds=(jobs.fileno(), theirs.fileno(), *pass_fds),
                     stdin=subprocess.DEVNULL,
                     env=environment,
@@ -227,25 +269,61 @@ def _serve() -> None:
     """Main of a worker process."""
     jobs = socket.socket(fileno=int(sys.argv[1]))
     results = socket.socket(fileno=int(sys.argv[2]))
+    threads, parent = int(sys.argv[3]), int(sys.argv[4])
+    sending = threading.Lock()
 
-    def send(*message: Any) -> None:
-        body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        results.sendall(_LENGTH.pack(len(body)) + body)
+    def send(*messages: tuple[Any, ...]) -> None:
+        data = b""
+        for message in messages:
+            body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+            data += _LENGTH.pack(len(body)) + body
+        with sending:
+            results.sendall(data)
+
+    def work() -> None:
+        buffer = bytearray(_MAX_JOB)
+        told: list[tuple[Any, ...]] = []  # what the parent was not told yet
+        while True:
+            try:
+                # What was done is told together with what comes next: the parent wakes up once.
+                size = jobs.recv_into(buffer, 0, socket.MSG_DONTWAIT if told else 0)
+            except BlockingIOError:  # nothing to do, now or for a while
+                if told:
+                    send(*told)
+                    told = []
+                elif os.getppid() != parent:
+                    return
+                continue
+            if not size:
+                if told:
+                    send(*told)
+                return
+            for job, payload in pickle.loads(memoryview(buffer)[:size]):
+                send(*told, ("start", job))
+                try:
+                    value = handler(payload)
+                except Exception as error:
+                    told = [("error", job, _portable(error), traceback.format_exc())]
+                else:
+                    told = [("done", job, value)]
+
+    def work_or_end() -> None:
+        """What would end a process of one thread ends this one too: its parent then hears of it."""
+        try:
+            with contextlib.suppress(BrokenPipeError, ConnectionError):
+                work()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
 
     with contextlib.suppress(BrokenPipeError, ConnectionError):
         target, args = pickle.loads(_read_setup(results))
         module, _, name = target.partition(":")
         handler = getattr(importlib.import_module(module), name)(*args)
-        buffer = bytearray(_MAX_JOB)
-        while size := jobs.recv_into(buffer):
-            job, payload = pickle.loads(memoryview(buffer)[:size])
-            send("start", job)
-            try:
-                value = handler(payload)
-            except Exception as error:
-                send("error", job, _portable(error), traceback.format_exc())
-            else:
-                send("done", job, value)
+        others = [threading.Thread(target=work_or_end) for _ in range(threads - 1)]
+        for thread in others:
+            thread.start()
+        work()
 
 
 def _read_setup(results: socket.socket) -> bytes:

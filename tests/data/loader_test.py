@@ -15,6 +15,7 @@ import torch
 
 from matinee.data.clips import ClipSpec, View, plan_evaluation_clip
 from matinee.data.loader import ClipLoader
+from matinee.data.mix import take_turns
 from matinee.errors import ClipError, ConfigError, WorkerDied
 from matinee.pack.reader import Pack
 
@@ -62,6 +63,16 @@ def test_batches_are_the_same_bytes_whoever_decodes(clips_pack, reference, worke
         assert_same(batches(loader, 5), reference)
 
 
+@pytest.mark.parametrize(("workers", "threads"), [(3, 3), (4, 2), (3, 2)])
+def test_batches_are_the_same_bytes_from_processes_of_several_threads(
+    clips_pack, reference, workers, threads
+):
+    """One process of three, two of two: identical."""
+    with make(clips_pack, workers=workers, threads=threads) as loader:
+        assert_same(batches(loader, 5), reference)
+        assert len(loader._backend.pids) == -(-workers // threads)
+
+
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 4])
 def test_a_restored_position_continues_with_the_same_batches(clips_pack, reference, stop):
     """At every position, also at an epoch's end, in a fresh loader."""
@@ -101,6 +112,55 @@ def test_repeats_are_different_clips_of_the_same_samples(clips_pack):
     for name in set(batch.samples):
         a, b = (i for i, other in enumerate(batch.samples) if other == name)
         assert not torch.equal(batch.video[a], batch.video[b])
+
+
+def test_several_clips_of_a_sample_are_in_one_batch(clips_pack):
+    """Three clips of other frames, each decoded once for two crops of the same frames."""
+    with make(clips_pack, clips=3, crops=2, batch_size=12) as loader:
+        assert loader.num_items == 12 * 6
+        for epoch in range(2):
+            for number in range(len(loader)):
+                items = loader._items(epoch, number)
+                plans = [loader.plan(epoch, item) for item in items.tolist()]
+                for first in (0, 6):
+                    own = plans[first : first + 6]
+                    assert len({plan.sample for plan in own}) == 1
+                    for at in (0, 2, 4):
+                        assert own[at].frames == own[at + 1].frames
+                        assert own[at].box != own[at + 1].box
+                    assert len({plan.frames for plan in own}) > 1
+        (batch, *_) = batches(loader, 1)
+    assert sorted(batch.samples) == sorted([*set(batch.samples)] * 6)
+
+
+def test_each_of_several_clips_shows_its_own_frames(clips_pack):
+    """Against Pack.read's RGB of every plan of a batch, in the order of its rows."""
+    pack = Pack(clips_pack)
+    spec = ClipSpec(frames=3, sampling="dense", stride=4, size=32)
+    with make(clips_pack, clip=spec, clips=3, crops=2, batch_size=12, mean=(0, 0, 0),
+              std=(1, 1, 1)) as loader:  # fmt: skip
+        batch = next(iter(loader))
+        items = take_turns(loader._items(0, 0), 6).tolist()
+        plans = [loader.plan(0, item) for item in items]
+    for row, plan in enumerate(plans):
+        index = int(batch.index[row])
+        first = pack.info(index).first_frame
+        frames = [frame - first for frame in plan.frames]
+        rgb = pack.read(index, frames, size=(32, 32), box=plan.box).astype(np.float32) / 255
+        assert np.abs(batch.video[row].permute(1, 2, 3, 0).numpy() - rgb).mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"clips": 0}, "clips 0"), ({"clips": 2, "views": (1, 1)}, "evaluation takes views"),
+        ({"clips": 2, "batch_size": 5}, "cannot hold 2"),
+    ],
+)  # fmt: skip
+def test_numbers_of_clips_that_cannot_be_are_refused(clips_pack, change, words):
+    """None, in evaluation, or not dividing the batch."""
+    with pytest.raises(ConfigError, match=words):
+        make(clips_pack, **change)
 
 
 def test_evaluation_gives_every_view_of_every_sample_once_in_order(clips_pack):

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matinee.data.clips import ClipSpec
-from matinee.data.epochs import EpochLoader
+from matinee.data.epochs import EpochLoader, _share
 from matinee.data.image_loader import ImageLoader
 from matinee.errors import ConfigError
+from matinee.evaluation.ranks import merge_rows
 from matinee.pack.image_writer import write_images
 from matinee.pack.images import ImageSet
 
@@ -45,7 +46,66 @@ def micro_batches(images, steps, *, world, parts, size, **settings):
     return found, loaders
 
 
-@given(st.sampled_from([(1, 1), (1, 4), (2, 2), (4, 1), (2, 1)]), st.integers(1, 9))
+class Numbers(EpochLoader):
+    """Only the order of items."""
+
+    def _next(self):
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+@given(
+    st.sampled_from([1, 2, 3, 8]), st.sampled_from([1, 2, 3]), st.integers(0, 2**20),
+    st.integers(1, 3),
+)  # fmt: skip
+def test_one_two_three_and_eight_ranks_take_the_same_items(images, world, repeats, seed, parts):
+    """Items of each step at a global batch of 24, over three epochs, against one rank's; what is
+    left over at an epoch's end is left over for all alike."""
+    if 24 % (world * parts):
+        parts = 1
+
+    def loaders(world, parts):
+        return [
+            Numbers(
+                images, split=None, clip=ClipSpec(), batch_size=24 // world // parts, views=None,
+                repeats=repeats, group=parts, seed=seed, classes=None, targets=None, device="cpu",
+                rank=rank, world=world,
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+
+    one = loaders(1, 1)[0]
+    many = loaders(world, parts)
+    assert all(len(loader) == len(one) * parts for loader in many)
+    for epoch in range(3):
+        for step in range(len(one)):
+            taken = [
+                loader._items(epoch, step * parts + part)
+                for part in range(parts)
+                for loader in many
+            ]
+            assert np.array_equal(np.concatenate(taken), one._items(epoch, step))
+        seen = np.concatenate([one._items(epoch, step) for step in range(len(one))])
+        assert len(set(seen.tolist())) == len(seen) == 61 * repeats // 24 * 24
+
+
+@given(st.integers(1, 61), st.sampled_from([1, 2, 3, 8]), st.integers(1, 4))
+def test_every_sample_counts_once_in_an_evaluation_on_any_number_of_ranks(
+    images, kept, world, views
+):
+    """Of shares of what is left of the set, merged: each sample's own value, once."""
+    rows = np.sort(np.random.default_rng(kept).permutation(61)[:kept])
+    shares = [_share(rows, rank, world) for rank in range(world)]
+    assert len({len(share) for share in shares}) == 1
+    parts = [(share, share[:, None] * 10 + np.arange(views)) for share in shares]
+    index, values = merge_rows(parts, rows)
+    assert np.array_equal(index, rows)
+    assert np.array_equal(values, rows[:, None] * 10 + np.arange(views))
+
+
+@given(st.sampled_from([(1, 1), (1, 4), (2, 2), (4, 1), (2, 1), (8, 1)]), st.integers(1, 9))
 def test_every_split_of_a_step_reads_the_same_items_in_the_same_order(images, split, steps):
     """Against one process that takes 8 at a time, over the ends of epochs."""
     world, parts = split
@@ -73,7 +133,7 @@ def test_a_position_saved_on_four_ranks_goes_on_on_two(images):
                     assert next(iter(loader)).samples == own
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
 def test_shares_of_an_evaluation_are_equally_long_and_cover_all(images, world):
     """With all views of each sample; only repeats beyond the last."""
     loaders = [
@@ -86,16 +146,6 @@ def test_shares_of_an_evaluation_are_equally_long_and_cover_all(images, world):
         assert np.array_equal(loader.all_samples, np.arange(61))
         rows = np.concatenate([batch.index for batch in loader])
         assert np.array_equal(rows, loader.samples.repeat(3))
-
-
-class Numbers(EpochLoader):
-    """Only the order of items."""
-
-    def _next(self):
-        raise NotImplementedError
-
-    def close(self) -> None:
-        pass
 
 
 def test_items_that_belong_together_stay_together(images):

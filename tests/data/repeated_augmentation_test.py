@@ -11,12 +11,13 @@ from PIL import Image
 import matinee.media.decode
 from matinee.data.clips import ClipSpec, plan_training_clip
 from matinee.data.decode_job import ClipJob, DecodeJob
-from matinee.data.device import after, color_change, to_video, ycbcr_to_rgb
+from matinee.data.device import after, color_change, to_video
 from matinee.data.image_loader import ImageLoader
 from matinee.data.loader import ClipLoader
 from matinee.data.mix import take_turns
 from matinee.data.random import generator
 from matinee.errors import ConfigError
+from matinee.media.color import ycbcr_to_rgb
 from matinee.media.decode import Box, frame_bytes
 from matinee.pack.image_writer import write_images
 from matinee.pack.images import ImageSet
@@ -109,20 +110,19 @@ def test_a_loader_that_crops_once_plans_as_ever(clips_pack):
 
 @pytest.mark.parametrize("crops", [2, 4])
 def test_the_decoder_works_no_more_than_for_one_crop(clips_pack, monkeypatch, crops):
-    """Frames that left the decoder, and runs of packets that entered it."""
+    """Runs of packets and packets that entered the decoder."""
     work = {}
-    real = matinee.media.decode._decode_run
+    real = matinee.media.decode._decode
 
-    def counted(decoder, table, read, run):
-        work["runs"] += 1
-        for frame in real(decoder, table, read, run):
-            work["frames"] += 1
-            yield frame
+    def counted(decoder, table, read, runs, missing, write):
+        work["runs"] += len(runs)
+        work["packets"] += sum(map(len, runs))
+        return real(decoder, table, read, runs, missing, write)
 
-    monkeypatch.setattr(matinee.media.decode, "_decode_run", counted)
+    monkeypatch.setattr(matinee.media.decode, "_decode", counted)
     found = []
     for count in (1, crops):
-        work.update(runs=0, frames=0)
+        work.update(runs=0, packets=0)
         # As many batches of `count` times the clips, and nothing decoded ahead of them.
         with make(
             clips_pack, crops=count, batch_size=6 * count, repeats=1, prefetch=1, workers=1
@@ -130,7 +130,7 @@ def test_the_decoder_works_no_more_than_for_one_crop(clips_pack, monkeypatch, cr
             batches(loader, 2)
             loader._drain()
         found.append(dict(work))
-    assert found[0] == found[1] and found[0]["frames"] > 0
+    assert found[0] == found[1] and found[0]["packets"] > 0
 
 
 @pytest.mark.parametrize(("workers", "mode"), [(1, "threads"), (3, "threads"), (2, "processes")])

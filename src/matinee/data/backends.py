@@ -6,50 +6,76 @@ import contextlib
 import mmap
 import os
 import queue
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from matinee.data.decode_job import ClipJob, DecodeJob
+from matinee.data.decoders import Decoders
 from matinee.errors import WorkerDied
 from matinee.media.packets import VideoFormat
 from matinee.workers import WorkerPool
 
 Finished = list[tuple[int, str | None]]  # (job number, None or why the clip could not be read)
 
+# NumPy's linear algebra, which no decoder uses, would start a thread a core in every process.
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
 
 class Backend(Protocol):
-    """Decodes clips into `memory` [slots, rows, T, bytes of a frame]."""
+    """Decodes clips into `memory` [slots, rows, T, bytes of a frame].
+
+    `lost`: numbers of the jobs that workers were on when they died.
+    """
 
     memory: NDArray[np.uint8]
 
-    def submit(self, number: int, job: ClipJob) -> None: ...
+    @property
+    def lost(self) -> Sequence[int]: ...
+
+    def submit(self, jobs: Sequence[tuple[int, ClipJob]]) -> None: ...
     def wait(self, *, block: bool = True) -> Finished: ...
     def close(self) -> None: ...
+
+
+def start_backend(
+    decoders: Decoders, formats: Sequence[VideoFormat], shape: tuple[int, int, int, int]
+) -> Backend:
+    """Start the processes and threads of a plan, with batch memory of this shape."""
+    if decoders.processes:
+        return Processes(decoders, formats, shape)
+    return Threads(decoders.threads, formats, shape)
 
 
 class Processes:
     """Worker processes; the batch memory is anonymous and shared, gone when all have ended."""
 
     def __init__(
-        self, workers: int, formats: Sequence[VideoFormat], shape: tuple[int, int, int, int]
+        self, decoders: Decoders, formats: Sequence[VideoFormat], shape: tuple[int, int, int, int]
     ) -> None:
         length = int(np.prod(shape, dtype=np.int64))
         fd = os.memfd_create("matinee-batches", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, length)
             self.memory = np.frombuffer(mmap.mmap(fd, length), np.uint8).reshape(shape)
-            target = "matinee.data.decode_job:DecodeJob"
-            self._pool = WorkerPool(workers, target, (tuple(formats), fd, shape), pass_fds=(fd,))
+            self._pool = WorkerPool(
+                decoders.processes, "matinee.data.decode_job:DecodeJob",
+                (tuple(formats), fd, shape), pass_fds=(fd,), threads=decoders.threads,
+                environment=_ENVIRONMENT,
+            )  # fmt: skip
         finally:
             os.close(fd)  # the mappings keep the memory
         self.pids = self._pool.pids
+        self.lost: list[int] = []
 
-    def submit(self, number: int, job: ClipJob) -> None:
-        self._pool.submit(number, job)
+    def submit(self, jobs: Sequence[tuple[int, ClipJob]]) -> None:
+        """Numbered jobs, which one worker does in turn."""
+        self._pool.submit_together(jobs)
 
     def wait(self, *, block: bool = True) -> Finished:
         """What is done; with `block`, wait until that is at least one clip.
@@ -58,13 +84,18 @@ class Processes:
             WorkerDied: a worker ended; the pool is of no further use.
         """
         finished: Finished = []
+        died = ""
         while True:
             for result in self._pool.results(None if block else 0):
                 if result.died:
-                    raise WorkerDied(f"a decoding worker died: {result.died}")
-                if result.error is not None:
+                    died = died or result.died
+                    self.lost += [result.job] if result.job >= 0 else []
+                elif result.error is not None:
                     raise result.error
-                finished.append((result.job, result.value))
+                else:
+                    finished.append((result.job, result.value))
+            if died:
+                raise WorkerDied(f"a decoding worker died: {died}")
             if finished or not block:
                 return finished
 
@@ -79,17 +110,25 @@ class Threads:
     every 5 ms.
     """
 
+    lost = ()
+
     def __init__(
-        self, workers: int, formats: Sequence[VideoFormat], shape: tuple[int, int, int, int]
+        self, threads: int, formats: Sequence[VideoFormat], shape: tuple[int, int, int, int]
     ) -> None:
         self.memory = np.zeros(shape, np.uint8)
         self._decode = DecodeJob(formats, self.memory, shape)
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="matinee-decode")
-        self._done: queue.SimpleQueue[tuple[int, Future[str | None]]] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="matinee-decode")
+        self._done: _Done = queue.SimpleQueue()
+        # A loader that is forgotten leaves no queue of clips to be decoded for nobody.
+        self._finalizer = weakref.finalize(
+            self, self._pool.shutdown, wait=False, cancel_futures=True
+        )
 
-    def submit(self, number: int, job: ClipJob) -> None:
-        future = self._pool.submit(self._decode, job)
-        future.add_done_callback(lambda done: self._done.put((number, done)))
+    def submit(self, jobs: Sequence[tuple[int, ClipJob]]) -> None:
+        """Numbered jobs, each for the next thread that is free."""
+        for number, job in jobs:
+            future = self._pool.submit(self._decode, job)
+            future.add_done_callback(partial(_put, self._done, number))
 
     def wait(self, *, block: bool = True) -> Finished:
         """What is done; with `block`, wait until that is at least one clip."""
@@ -100,4 +139,12 @@ class Threads:
         return [(number, future.result()) for number, future in done]
 
     def close(self) -> None:
+        self._finalizer.detach()
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+_Done = queue.SimpleQueue[tuple[int, Future[str | None]]]
+
+
+def _put(done: _Done, number: int, future: Future[str | None]) -> None:
+    done.put((number, future))

@@ -6,12 +6,15 @@ compared and tested, and is the same whoever decodes it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
 
-from matinee.data.crops import center_box, multi_scale_box, random_part, random_resized_box
+from matinee.data.augment.plan import MAX_MAGNITUDE, NO_CHANGE, AugmentPlan, plan_augment
+from matinee.data.crops import center_box, multi_scale_box, random_resized_box
 from matinee.data.sampling import Short, dense, uniform_segments
 from matinee.errors import ConfigError
 from matinee.media.decode import Box
@@ -25,9 +28,13 @@ class ClipSpec:
     frames: int = 8
     """T, frames of a clip."""
     sampling: Literal["uniform", "dense"] = "uniform"
-    """uniform: one frame from each of T equal segments (TSN); dense: T frames, `stride` apart."""
+    """uniform: one frame from each of T equal segments (TSN), from the sample's start to its end;
+    dense: T frames, `stride` apart."""
     stride: int = 4
     """Frames between two frames of a dense clip; pack with the same stride for fast decoding."""
+    fps: float | None = None
+    """Frames a second of a dense clip, in place of `stride`: those nearest to t, t + 1/fps … in the
+    video's own rate, so that videos of different rates look equally fast."""
     modality: Literal["rgb", "difference"] = "rgb"
     """difference: each frame minus the one before it, so that only what moves is seen; T + 1 frames
     are decoded (TSN, arXiv 1608.00859, §3.2)."""
@@ -52,11 +59,37 @@ class ClipSpec:
     contrast: float = 0.0
     """Training scales the distance from mid-grey by a factor from [1 - c, 1 + c]."""
     saturation: float = 0.0
-    """Training scales the distance from grey of equal luma by a factor from [1 - s, 1 + s]."""
+    """Training scales the distance from grey of equal luma by a factor from [1 - s, 1 + s]; the
+    order is brightness, contrast, saturation, hue."""
+    hue: float = 0.0
+    """Training turns the hue by a part of its circle from [-h, h]; at most 0.5."""
     grayscale: float = 0.0
     """Probability that a training clip loses all colour; at 1 evaluation does without it too."""
+    rand_augment: int = 0
+    """RandAugment (arXiv 1909.13719): operations drawn for each training clip, the same in all of
+    its frames; rand-m7-n4-mstd0.5-inc1 of published recipes is 4 with a magnitude of 7."""
+    rand_magnitude: float = 9.0
+    """How strong they are, 0–10."""
+    rand_deviation: float = 0.5
+    """Of a normal distribution about the magnitude, drawn anew for each operation."""
+    rand_probability: float = 0.5
+    """That an operation drawn is done."""
+    blur: float = 0.0
+    """Probability that a training clip is blurred."""
+    blur_sigma: tuple[float, float] = (0.1, 2.0)
+    """Deviation of the Gaussian, in pixels."""
     erasing: float = 0.0
-    """Probability that a box of 2–20 % of a training clip is blanked (arXiv 1708.04896)."""
+    """Probability that boxes of a training clip are blanked, the same in all of its frames
+    (arXiv 1708.04896)."""
+    erasing_fill: Literal["mean", "noise"] = "mean"
+    """With the mean colour, or with noise: each value normal, mean 0 and deviation 1 after
+    normalisation, new in each frame."""
+    erasing_area: tuple[float, float] = (0.02, 0.2)
+    """Of all boxes of a clip, as parts of the picture."""
+    erasing_aspect: tuple[float, float] = (1 / math.e, math.e)
+    """Aspect (width/height) of a box."""
+    erasing_count: tuple[int, int] = (1, 1)
+    """Fewest and most boxes of a clip."""
     short: Short = "loop"
     """A sample shorter than a dense clip: start over (modulo its length), hold the last frame, or
     refuse."""
@@ -67,6 +100,14 @@ class ClipSpec:
         checks = [
             (self.frames >= 1, f"--clip.frames {self.frames}: a clip needs at least 1 frame"),
             (self.stride >= 1, f"--clip.stride {self.stride}: at least 1"),
+            (
+                self.fps is None or 0 < self.fps < math.inf,
+                f"--clip.fps {self.fps}: a positive number",
+            ),
+            (
+                self.fps is None or self.sampling == "dense",
+                "--clip.fps has no effect without --clip.sampling dense",
+            ),
             (
                 self.size >= 16 and self.size % 2 == 0,
                 f"--clip.size {self.size}: an even number of 16 or more pixels",
@@ -81,6 +122,33 @@ class ClipSpec:
             ),
             (0 < self.center_scale <= 1, f"--clip.center-scale {self.center_scale}: in (0, 1]"),
             (
+                0 <= self.hue <= 0.5,
+                f"--clip.hue {self.hue}: between 0 and 0.5, half the circle either way",
+            ),
+            (self.rand_augment >= 0, f"--clip.rand-augment {self.rand_augment}: at least 0"),
+            (
+                0 <= self.rand_magnitude <= MAX_MAGNITUDE,
+                f"--clip.rand-magnitude {self.rand_magnitude}: between 0 and 10",
+            ),
+            (self.rand_deviation >= 0, f"--clip.rand-deviation {self.rand_deviation}: at least 0"),
+            (
+                0 < self.blur_sigma[0] <= self.blur_sigma[1] <= self.size / 8,
+                f"--clip.blur-sigma {self.blur_sigma}: needs 0 < smallest <= largest <= an eighth "
+                "of --clip.size",
+            ),
+            (
+                0 < self.erasing_area[0] <= self.erasing_area[1] <= 1,
+                f"--clip.erasing-area {self.erasing_area}: needs 0 < smallest <= largest <= 1",
+            ),
+            (
+                0 < self.erasing_aspect[0] <= self.erasing_aspect[1],
+                f"--clip.erasing-aspect {self.erasing_aspect}: needs 0 < smallest <= largest",
+            ),
+            (
+                1 <= self.erasing_count[0] <= self.erasing_count[1],
+                f"--clip.erasing-count {self.erasing_count}: needs 1 <= fewest <= most",
+            ),
+            (
                 not self.flip_swap or self.flip == "horizontal",
                 "--clip.flip-swap has no effect without --clip.flip horizontal",
             ),
@@ -91,6 +159,8 @@ class ClipSpec:
                     ("contrast", self.contrast),
                     ("saturation", self.saturation),
                     ("grayscale", self.grayscale),
+                    ("rand-probability", self.rand_probability),
+                    ("blur", self.blur),
                     ("erasing", self.erasing),
                 )
             ),
@@ -103,6 +173,10 @@ class ClipSpec:
     def decoded_frames(self) -> int:
         """Frames to decode for a clip."""
         return self.frames + (self.modality == "difference")
+
+    def stride_at(self, fps: Fraction) -> int | Fraction:
+        """Frames between two of a dense clip, in a video of this rate."""
+        return self.stride if self.fps is None else fps / Fraction(str(self.fps))
 
     def swaps(self, classes: tuple[str, ...]) -> dict[int, int]:
         """Class index → class index when mirrored.
@@ -128,11 +202,10 @@ class ClipSpec:
 
 @dataclass(frozen=True)
 class ClipPlan:
-    """One clip: which frames, which crop, mirrored or not, which colours.
+    """One clip: which frames, which crop, mirrored or not, which colours, what is done to them.
 
     `frames` are numbers within the video; `color` holds the factors (brightness, contrast,
-    saturation); `erase` is the part (top, bottom, left, right) in [0, 1] of the output that is
-    blanked in all frames.
+    saturation).
     """
 
     sample: str
@@ -141,7 +214,7 @@ class ClipPlan:
     box: Box
     flip: bool = False
     color: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    erase: tuple[float, float, float, float] | None = None
+    augment: AugmentPlan = NO_CHANGE
 
 
 @dataclass(frozen=True)
@@ -176,6 +249,18 @@ def check_crops(crops: int, views: tuple[int, int] | None) -> None:
         raise ConfigError(f"crops {crops} are for training; evaluation takes views")
 
 
+def check_clips(clips: int, views: tuple[int, int] | None) -> None:
+    """Refuse what cannot be the number of training clips of a sample in one batch.
+
+    Raises:
+        ConfigError: none, or several in evaluation.
+    """
+    if clips < 1:
+        raise ConfigError(f"clips {clips}: at least 1")
+    if clips > 1 and views is not None:
+        raise ConfigError(f"clips {clips} are for training; evaluation takes views")
+
+
 def plan_training_clip(
     info: SampleInfo,
     spec: ClipSpec,
@@ -195,8 +280,8 @@ def plan_training_clip(
         frames = uniform_segments(info.num_frames, spec.decoded_frames, rng=rng)
     else:
         frames = dense(
-            info.num_frames, spec.decoded_frames, spec.stride, rng=rng, short=spec.short,
-            align=info.first_frame if spec.align else -1,
+            info.num_frames, spec.decoded_frames, spec.stride_at(info.fps), rng=rng,
+            short=spec.short, align=info.first_frame if spec.align else -1,
         )  # fmt: skip
     rng = rng if look is None else look
     picture = (info.width, info.height)
@@ -214,9 +299,8 @@ def plan_training_clip(
         1 + spec.contrast * float(draw[1]),
         0.0 if gray else 1 + spec.saturation * float(draw[2]),
     )
-    erase = random_part(rng) if rng.random() < spec.erasing else None
     numbers = tuple((frames + info.first_frame).tolist())
-    return ClipPlan(info.id, info.video, numbers, box, flip, color, erase)
+    return ClipPlan(info.id, info.video, numbers, box, flip, color, plan_augment(spec, rng))
 
 
 def plan_evaluation_clip(info: SampleInfo, spec: ClipSpec, view: View) -> ClipPlan:
@@ -231,7 +315,7 @@ def plan_evaluation_clip(info: SampleInfo, spec: ClipSpec, view: View) -> ClipPl
     else:
         last = view.of_temporal - 1
         frames = dense(
-            info.num_frames, spec.decoded_frames, spec.stride, short=spec.short,
+            info.num_frames, spec.decoded_frames, spec.stride_at(info.fps), short=spec.short,
             position=view.temporal / last if last else 0.5,
             align=info.first_frame if spec.align else -1,
         )  # fmt: skip

@@ -43,12 +43,15 @@ def random_resized_box(
     Source: Going Deeper with Convolutions, arXiv 1409.4842, §6; ten tries, then the centre.
     """
     width, height = picture
+    low, high = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(10):
-        area = width * height * rng.uniform(*scale)
-        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        # Scaled draws: `rng.uniform` gives the same numbers, and takes four times as long.
+        area = width * height * (scale[0] + (scale[1] - scale[0]) * rng.random())
+        aspect = math.exp(low + (high - low) * rng.random())
         w, h = math.sqrt(area * aspect), math.sqrt(area / aspect)
         if w <= width and h <= height:
-            return even_box(rng.uniform(0, width - w), rng.uniform(0, height - h), w, h, picture)
+            x, y = (width - w) * rng.random(), (height - h) * rng.random()
+            return even_box(x, y, w, h, picture)
     aspect = min(max(width / height, ratio[0]), ratio[1])
     w, h = min(width, height * aspect), min(height, width / aspect)
     return even_box((width - w) / 2, (height - h) / 2, w, h, picture)
@@ -68,14 +71,3 @@ def multi_scale_box(picture: tuple[int, int], rng: np.random.Generator) -> Box:
              (1, 1), (3, 1), (1, 3), (3, 3)]  # fmt: skip
     col, row = steps[rng.integers(len(steps))]
     return even_box((width - w) * col / 4, (height - h) * row / 4, w, h, picture)
-
-
-def random_part(rng: np.random.Generator) -> tuple[float, float, float, float]:
-    """(top, bottom, left, right) in [0, 1]: a box of 2–20 % of the area, aspect within e.
-
-    Source: Random Erasing, arXiv 1708.04896, §3.2.
-    """
-    area, aspect = rng.uniform(0.02, 0.2), math.exp(rng.uniform(-1, 1))
-    height, width = min(1.0, math.sqrt(area / aspect)), min(1.0, math.sqrt(area * aspect))
-    top, left = rng.uniform(0, 1 - height), rng.uniform(0, 1 - width)
-    return top, top + height, left, left + width

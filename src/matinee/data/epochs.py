@@ -9,8 +9,13 @@ pass P micro-batches of b each (W·P·b = G) cut these G items into W·P consecu
 number p·W + r is the p-th of rank r. So one rank with four parts, two with two and four with one
 compute the same micro-batches, and a position counted in items means the same to all of them.
 
+Where the items of an epoch do not fill its last step, those that are left over are not seen in this
+epoch: no step is smaller, and no item comes twice to fill it. The order of the next epoch is drawn
+anew, so others are left over then.
+
 In evaluation each rank holds a share of the samples, with all their views. Shares are equally long,
-so that ranks compute equally many batches; the last ones begin again with the first samples.
+so that ranks compute equally many batches; the last ones begin again with the first samples, which
+are merged so that each counts once (evaluation/ranks.py). Nothing is left out.
 """
 
 from __future__ import annotations
@@ -23,17 +28,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
-from matinee.data.order import epoch_order
+from matinee.data.order import epoch_order, mixed_order, shares
 from matinee.data.random import integer_seed
 from matinee.data.transfer import send
 from matinee.errors import ClipError, ConfigError
+from matinee.pack.mixture import Mixture
 from matinee.pack.selection import SampleTable
+
+_DIGESTED = 1 << 20  # names at a time
 
 
 class EpochLoader(ABC):
@@ -94,6 +104,7 @@ class EpochLoader(ABC):
                 f"batches of {batch_size} clips cannot hold {together} crops of each decoded clip"
             )
         self.num_items = len(self.samples) * self._per_sample
+        self._mixed = self._mix() if views is None and isinstance(pack, Mixture) else None
         whole = batch_size * group * world
         if views is None and self.num_items < whole:
             raise ConfigError(
@@ -106,27 +117,48 @@ class EpochLoader(ABC):
         self._swaps = clip.swaps(self.classes)
         if self._swaps and self.targets.ndim > 1:
             raise ConfigError("--clip.flip-swap needs one label a sample, not several")
-        names = pack.samples.column("sample").take(self.all_samples).to_pylist()
-        what = [names, self._per_sample, together]
-        self._digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+        self._digest = self._identity()
         self._order: tuple[int, NDArray[np.int64]] | None = None
         self.epoch = 0
         self.position = 0  # batches of this epoch that were handed out
         self.failed: list[ClipError] = []
 
+    def _mix(self) -> tuple[list[int], list[int]]:
+        """Runs of items that each pack of a mixture has, and gives to an epoch.
+
+        Raises:
+            ConfigError: a pack without samples, or with too small a part.
+        """
+        assert isinstance(self.pack, Mixture)
+        held = np.diff(np.searchsorted(self.all_samples, self.pack.starts))
+        each = self._per_sample // self.together
+        sizes = [int(count) * each for count in held]
+        given = sizes if self.pack.weights is None else shares(sum(sizes), self.pack.weights)
+        for name, size, count in zip(self.pack.names, sizes, given, strict=True):
+            if not size or not count:
+                why = "has no such sample" if not size else "has too small a weight for one clip"
+                raise ConfigError(f"{name}, one of {self.pack.path}, {why}: leave it out")
+        return sizes, given
+
+    def _identity(self) -> str:
+        """A digest of what item numbers mean."""
+        what: list[Any] = [_digest(self.pack.samples.column("sample"), self.all_samples)]
+        what += [self._per_sample, self.together, self._mixed]
+        return hashlib.sha256(json.dumps(what).encode()).hexdigest()[:16]
+
     def _label_indices(self) -> NDArray[np.int64]:
-        labels = self.pack.samples.column("label").to_pylist()
-        table = {name: i for i, name in enumerate(self.classes)}
-        unknown = sorted(
-            {labels[i] for i in self.all_samples if labels[i] is not None} - set(table)
-        )
+        labels = self.pack.samples.column("label").cast(pa.string())
+        place = pc.index_in(labels, value_set=pa.array(self.classes, pa.string()))
+        indices = pc.fill_null(place, -1).to_numpy().astype(np.int64)
+        selected = pa.array(self.all_samples)
+        missing = pc.and_(pc.is_null(place), pc.is_valid(labels)).take(selected)
+        unknown = sorted(pc.unique(labels.take(selected).filter(missing)).to_pylist())
         if unknown:
             raise ConfigError(
-                f"{self.pack.path} has labels that are not among the {len(table)} known classes: "
-                f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}"
+                f"{self.pack.path} has labels that are not among the {len(self.classes)} known "
+                f"classes: {', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''}"
             )
-        indices = [-1 if label is None else table.get(label, -1) for label in labels]
-        return np.array(indices, dtype=np.int64)
+        return np.asarray(indices)
 
     def __len__(self) -> int:
         """Batches of an epoch, on each rank."""
@@ -188,12 +220,17 @@ class EpochLoader(ABC):
         """The batch at `epoch`, `position`."""
 
     def _items(self, epoch: int, batch: int) -> NDArray[np.int64]:
-        """Numbers (0 … num_items - 1) of the items of a batch."""
+        """Numbers of the items of a batch: 0 … num_items - 1; beyond, an item of a mixture that
+        comes again in this epoch.
+        """
         if self._order is None or self._order[0] != epoch:
-            shuffle = self.views is None
-            runs = epoch_order(
-                self.num_items // self.together, seed=self.seed, epoch=epoch, shuffle=shuffle
-            )
+            if self._mixed is not None:
+                runs = mixed_order(*self._mixed, seed=self.seed, epoch=epoch)
+            else:
+                runs = epoch_order(
+                    self.num_items // self.together, seed=self.seed, epoch=epoch,
+                    shuffle=self.views is None,
+                )  # fmt: skip
             order = (runs[:, None] * self.together + np.arange(self.together)).reshape(-1)
             self._order = (epoch, order)
         number = batch if self.views is not None else batch * self.world + self.rank
@@ -201,7 +238,11 @@ class EpochLoader(ABC):
 
     def _rows(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of the pack that items are of."""
-        return self.samples[items // self._per_sample]
+        return self.samples[items % self.num_items // self._per_sample]
+
+    def _row(self, item: int) -> int:
+        """The row of the pack that an item is of."""
+        return int(self.samples[item % self.num_items // self._per_sample])
 
     def _target(self, rows: NDArray[np.int64], flips: Sequence[bool]) -> Tensor:
         """Targets on the device; mirrored clips get the label that theirs turns into."""
@@ -220,6 +261,10 @@ class EpochLoader(ABC):
             [integer_seed(self.seed, epoch, item, "clip") for item in items.tolist()]
         )
 
+    def explain(self) -> str:
+        """Who reads the data, and why so many."""
+        return "data in memory"
+
     @abstractmethod
     def close(self) -> None:
         """Free workers and memory; iterating again takes them anew."""
@@ -229,6 +274,18 @@ class EpochLoader(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _digest(column: Any, rows: NDArray[np.int64]) -> str:
+    """Of strings, however they are kept."""
+    lengths, letters = hashlib.sha256(), hashlib.sha256()
+    for start in range(0, len(rows), _DIGESTED):
+        some = column.take(pa.array(rows[start : start + _DIGESTED])).cast(pa.string())
+        lengths.update(pc.binary_length(some).to_numpy().astype("<i8").tobytes())
+        for chunk in some.chunks if isinstance(some, pa.ChunkedArray) else [some]:
+            whole = pc.binary_join(pa.ListArray.from_arrays([0, len(chunk)], chunk), "")
+            letters.update(whole[0].as_buffer())
+    return lengths.hexdigest() + letters.hexdigest()
 
 
 def _share(samples: NDArray[np.int64], rank: int, world: int) -> NDArray[np.int64]:

@@ -23,33 +23,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from matinee.data.backends import Backend, Processes, Threads
+from matinee.data.assemble import assemble
+from matinee.data.backends import Backend, start_backend
 from matinee.data.batch import Batch
 from matinee.data.clips import (
     ClipPlan,
     ClipSpec,
     View,
     check_clip_spec,
+    check_clips,
     check_crops,
     plan_evaluation_clip,
     plan_training_clip,
 )
 from matinee.data.decode_job import ClipJob
-from matinee.data.device import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    after,
-    color_change,
-    to_video,
-    ycbcr_to_rgb,
-)
+from matinee.data.decoders import Mode, plan_decoders, rank_cores
+from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD
 from matinee.data.epochs import EpochLoader
 from matinee.data.mix import take_turns
-from matinee.data.random import generator
+from matinee.data.random import Rewound
 from matinee.data.transfer import Sent, make_transfer, send
-from matinee.errors import ClipError, ConfigError
+from matinee.errors import ClipError, ConfigError, WorkerDied
 from matinee.media.decode import frame_bytes
 from matinee.pack.clip import Located
+from matinee.pack.mixture import Mixture
 from matinee.pack.reader import Pack
 from matinee.spans import Spans
 
@@ -79,24 +76,28 @@ class ClipLoader(EpochLoader):
     loop that was left early continues where it stopped. Use as a context manager, or `close()`.
 
     Args:
-        pack: an open pack.
+        pack: an open pack, or a mixture of several. See Note [Mixtures].
         split: which samples, as `Pack.select` takes it: "train", "person=0,1", None for all.
         clip: frames, size, crop and augmentation.
         batch_size: clips a batch.
         views: None for training (random clips, shuffled, incomplete last batch dropped); (temporal,
             spatial) for evaluation: every view of every sample once, in order, nothing dropped.
-        repeats: different clips of each sample in one training epoch.
+        repeats: different clips of each sample in one training epoch, anywhere in its order.
+        clips: different clips of each sample (other frames, other crops) that are in one batch, as
+            contrastive learning on video compares them (arXiv 2104.14558, §3).
         crops: clips of the same frames, decoded once, that training crops, mirrors, colours and
-            blanks each in its own way (repeated augmentation, arXiv 1901.09335); they are in one
-            batch, where two such clips take turns. See Note [Mixing in pairs].
+            blanks each in its own way (repeated augmentation, arXiv 1901.09335; VideoMAE's
+            `num_sample`); they are in one batch. Clips of two samples take turns there. See
+            Note [Mixing in pairs].
         group: batches that belong together (gradient accumulation); a training epoch has whole
             groups only.
         seed: of order and augmentation.
         classes: label order of `target`; the pack's own when None.
         targets: what `target` holds instead of the label: a row for each row of the pack, int64
             [N] or float32 [N, K].
-        workers: decoders; all usable cores but at most 16 when None.
+        workers: decoders in all; one a core that this rank may use, but at most 16, when None.
         mode: "processes" (default; a training loop cannot slow them) or "threads" (simple).
+        threads: decoders of each process; chosen when None. See Note [Processes and threads].
         device: where batches arrive.
         on_error: "raise" (default) stops at a clip that cannot be read; "mask" marks it invalid,
             counts and logs it. Never is another clip put in its place.
@@ -105,34 +106,40 @@ class ClipLoader(EpochLoader):
         side_stream: copy the next batch to a GPU while this one is worked on. See
             Note [Copies ahead].
         rank, world: which rank this is, of how many.
+        local_world: ranks that share this machine's cores; as torchrun's LOCAL_WORLD_SIZE says when
+            None.
+
+    In a process forked from the one that began to iterate, the loader begins anew at its position.
 
     `spans`, if set, measures "h2d": what this thread spends on sending batches to the device.
 
     Raises:
-        ConfigError: an empty selection, fewer clips than a batch, a label not in `classes`, crops
-            that do not divide the batch, a spec for images.
+        ConfigError: an empty selection, fewer clips than a batch, a label not in `classes`, clips
+            and crops that do not divide the batch, a spec for images.
         ClipError: while iterating: a clip cannot be read, with sample, file and reason.
         WorkerDied: while iterating: a worker was killed.
     """
 
-    pack: Pack
+    pack: Pack | Mixture
 
     def __init__(
         self,
-        pack: Pack,
+        pack: Pack | Mixture,
         *,
         split: str | None = None,
         clip: ClipSpec | None = None,
         batch_size: int = 8,
         views: tuple[int, int] | None = None,
         repeats: int = 1,
+        clips: int = 1,
         crops: int = 1,
         group: int = 1,
         seed: int = 0,
         classes: tuple[str, ...] | None = None,
         targets: NDArray[Any] | None = None,
         workers: int | None = None,
-        mode: Literal["processes", "threads"] = "processes",
+        mode: Mode = "processes",
+        threads: int | None = None,
         device: str | torch.device = "cpu",
         on_error: Literal["raise", "mask"] = "raise",
         prefetch: int = 2,
@@ -142,30 +149,34 @@ class ClipLoader(EpochLoader):
         std: tuple[float, float, float] = IMAGENET_STD,
         rank: int = 0,
         world: int = 1,
+        local_world: int | None = None,
     ) -> None:
-        for name, value in (("workers", workers), ("prefetch", prefetch)):
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} {value}: at least 1")
-        if mode not in ("processes", "threads"):
-            raise ConfigError(f"mode {mode!r}: processes or threads")
+        if prefetch < 1:
+            raise ConfigError(f"prefetch {prefetch}: at least 1")
+        self.decoders = plan_decoders(
+            rank_cores(local_world), mode=mode, workers=workers, threads=threads
+        )
         if on_error not in ("raise", "mask"):
             raise ConfigError(f"on_error {on_error!r}: raise or mask")
         clip = clip or ClipSpec()
         check_crops(crops, views)
+        check_clips(clips, views)
         if views is None:
             check_clip_spec(clip)
         super().__init__(
             pack, split=split, clip=clip, batch_size=batch_size, views=views,
             repeats=repeats, group=group, seed=seed, classes=classes, targets=targets,
-            device=device, rank=rank, world=world, together=crops,
+            device=device, rank=rank, world=world, together=clips * crops,
         )  # fmt: skip
-        self.mode, self.on_error = mode, on_error
-        self.workers = default_workers() if workers is None else workers
+        self.mode, self.workers = self.decoders.mode, self.decoders.count
+        self.on_error, self.crops = on_error, crops
         self._mean, self._std = mean, std
         self.spans: Spans | None = None
         self._prefetch = prefetch
         self._transfer = make_transfer(self.device, pinned=pinned, side_stream=side_stream)
+        self._random, self._looks = Rewound(), Rewound()
         self._backend: Backend | None = None
+        self._owner = os.getpid()  # of the backend
         self._flights: deque[_Flight] = deque()
         self._free: list[int] = []
         self._read: deque[tuple[int, Sent]] = deque()  # slots that the device may still be reading
@@ -234,15 +245,17 @@ class ClipLoader(EpochLoader):
 
     def plan(self, epoch: int, item: int) -> ClipPlan:
         """The clip that item number `item` (0 … num_items - 1) gets in an epoch."""
-        sample = int(self.samples[item // self._per_sample])
+        sample = self._row(item)
         info = self.pack.info(sample)
-        copy, crop = divmod(item % self._per_sample, self.together)
+        again, place = divmod(item, self.num_items)  # of a mixture, within this epoch
+        copy, crop = divmod(place % self._per_sample, self.crops)
         try:
             if self.views is None:
-                rng = generator(self.seed, epoch, sample, f"clip{copy}")
+                copy += again * (self._per_sample // self.crops)
+                rng = self._random.at(self.seed, epoch, sample, f"clip{copy}")
                 look = None
-                if self.together > 1:  # the frames are common to all crops
-                    look = generator(self.seed, epoch, sample, f"clip{copy}.{crop}")
+                if self.crops > 1:  # the frames are common to all crops
+                    look = self._looks.at(self.seed, epoch, sample, f"clip{copy}.{crop}")
                 return plan_training_clip(info, self.clip, rng, look)
             temporal, spatial = self.views
             view = View(copy // spatial, temporal, copy % spatial, spatial)
@@ -256,26 +269,42 @@ class ClipLoader(EpochLoader):
         flight = _Flight(slot, epoch, items, [self.plan(epoch, item) for item in items.tolist()])
         clips: dict[int, list[int]] = {}  # number of a clip to decode → rows of its crops
         for row, item in enumerate(items.tolist()):
-            clips.setdefault(item // self.together, []).append(row)
+            clips.setdefault(item // self.crops, []).append(row)
+        jobs: list[tuple[int, ClipJob]] = []
         for rows in clips.values():
             first = flight.plans[rows[0]]
             parts = self.pack.locate(first.video, first.frames)
             flight.chunks.update(dict.fromkeys(rows, parts[0].chunk))
-            self._numbers[self._next_number] = (flight, rows)
             crops = tuple((row, flight.plans[row].box) for row in rows)
             size = (self.clip.size, self.clip.size)
-            backend.submit(self._next_number, ClipJob(flight.slot, parts, crops, size))
+            jobs.append((self._next_number, ClipJob(flight.slot, parts, crops, size)))
+            self._numbers[self._next_number] = (flight, rows)
             self._next_number += 1
+        # A few messages for each decoder, so that none has much to do when others have nothing.
+        together = max(1, len(jobs) // (4 * self.workers))
+        for start in range(0, len(jobs), together):
+            backend.submit(jobs[start : start + together])
         flight.left = len(clips)
         self._flights.append(flight)
         self._planned = (epoch, batch + 1) if batch + 1 < len(self) else (epoch + 1, 0)
 
     def _collect(self, backend: Backend, *, block: bool = True) -> None:
-        for number, failure in backend.wait(block=block):
+        try:
+            finished = backend.wait(block=block)
+        except WorkerDied as error:
+            raise WorkerDied(f"{error}{self._tell_lost(backend)}") from None
+        for number, failure in finished:
             flight, rows = self._numbers.pop(number)
             flight.left -= 1
             if failure is not None:
                 flight.failures.update(dict.fromkeys(rows, failure))
+
+    def _tell_lost(self, backend: Backend) -> str:
+        """Which clips a worker was on when it died."""
+        clips = []
+        for flight, rows in (self._numbers[n] for n in backend.lost if n in self._numbers):
+            clips.append(f"{flight.plans[rows[0]].sample!r} in {flight.chunks[rows[0]].file}")
+        return f", while it read sample {', '.join(clips)}" if clips else ""
 
     def _report(self, flight: _Flight) -> None:
         for row, reason in sorted(flight.failures.items()):
@@ -288,55 +317,43 @@ class ClipLoader(EpochLoader):
     def _make(self, flight: _Flight, memory: NDArray[np.uint8]) -> Batch:
         """The batch of what lies in its slot; a GPU gets work for it, and is not waited for."""
         count = len(flight.plans)
-        formats = (self.pack.formats[flight.chunks[row].codec] for row in range(count))
-        affine = [
-            after(ycbcr_to_rgb(fmt.matrix, fmt.full_range), color_change(plan.color))
-            for plan, fmt in zip(flight.plans, formats, strict=True)
-        ]
-        flips = [plan.flip for plan in flight.plans]
+        formats = [self.pack.formats[flight.chunks[row].codec] for row in range(count)]
         valid = [row not in flight.failures for row in range(count)]
-        i420 = torch.from_numpy(memory[:count])
-        video = to_video(
-            i420.to(self.device, non_blocking=self.device.type == "cuda"),
-            send(torch.from_numpy(np.stack(affine).astype(np.float32)), self.device),
-            send(torch.tensor(flips), self.device) if any(flips) else None,
-            size=(self.clip.size, self.clip.size),
-            mean=self._mean,
-            std=self._std,
-        )
-        if self.clip.modality == "difference":
-            video = video[:, :, 1:] - video[:, :, :-1]
-        for row, plan in enumerate(flight.plans):
-            if plan.erase is not None:  # after normalisation 0 is the mean colour
-                top, bottom, left, right = (round(part * self.clip.size) for part in plan.erase)
-                video[row, :, :, top:bottom, left:right] = 0
         rows = self._rows(flight.items)
         return Batch(
-            video=video,
-            target=self._target(rows, flips),
+            video=assemble(
+                memory, flight.plans, formats, self.clip, device=self.device, mean=self._mean,
+                std=self._std,
+            ),
+            target=self._target(rows, [plan.flip for plan in flight.plans]),
             valid=send(torch.tensor(valid), self.device),
             index=torch.from_numpy(rows),
             samples=tuple(plan.sample for plan in flight.plans),
             num_valid=sum(valid),
             texts=tuple(self._caption(flight.epoch, item) for item in flight.items.tolist()),
             seeds=self._seeds(flight.epoch, flight.items),
-        )
+        )  # fmt: skip
 
     def _caption(self, epoch: int, item: int) -> str:
         """One of the sample's captions, in training another in each epoch; "" without any."""
-        captions = self.pack.captions(int(self.samples[item // self._per_sample]))
+        captions = self.pack.captions(self._row(item))
         if len(captions) < 2 or self.views is not None:
             return captions[0] if captions else ""
-        rng = generator(self.seed, epoch, item, "caption")
+        rng = self._random.at(self.seed, epoch, item, "caption")
         return captions[int(rng.integers(len(captions)))]
 
+    def explain(self) -> str:
+        return str(self.decoders)
+
     def _start(self) -> Backend:
+        if self._owner != os.getpid():  # forked: workers and their answers are the parent's
+            self._forget()
         if self._backend is None:
             pixels = frame_bytes((self.clip.size, self.clip.size))
             slots = self._prefetch + self._transfer.spare
             shape = (slots, self.batch_size, self.clip.decoded_frames, pixels)
-            make = Processes if self.mode == "processes" else Threads
-            self._backend = make(self.workers, self.pack.formats, shape)
+            self._backend = start_backend(self.decoders, self.pack.formats, shape)
+            self._owner = os.getpid()
             self._transfer.attach(self._backend.memory)
             self._free = list(range(slots))
         return self._backend
@@ -350,16 +367,14 @@ class ClipLoader(EpochLoader):
 
     def close(self) -> None:
         """End the workers and free the batch memory."""
-        if self._backend is not None:
+        if self._backend is not None and self._owner == os.getpid():
             self._backend.close()
             self._transfer.close()
+        self._forget()
+
+    def _forget(self) -> None:
         self._backend = None
         self._flights.clear()
         self._read.clear()
         self._numbers.clear()
         self._planned = (self.epoch, self.position)
-
-
-def default_workers() -> int:
-    """All cores this process may use, at most 16."""
-    return min(len(os.sched_getaffinity(0)), 16)

@@ -4,31 +4,43 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from matinee.data.decoders import Mode
 from matinee.data.image_loader import ImageLoader
 from matinee.data.loader import ClipLoader
+from matinee.errors import ConfigError
 from matinee.pack.images import ImageSet
+from matinee.pack.mixture import Mixture
 from matinee.pack.reader import Pack
 
 
 def open_loader(
-    data: Pack | ImageSet,
+    data: Pack | Mixture | ImageSet,
     *,
+    clips: int = 1,
     workers: int | None = None,
-    mode: Literal["processes", "threads"] = "processes",
+    mode: Mode = "processes",
+    threads: int | None = None,
     on_error: Literal["raise", "mask"] = "raise",
     pinned: bool = True,
     side_stream: bool = True,
+    local_world: int | None = None,
     **settings: Any,
 ) -> ClipLoader | ImageLoader:
     """`ClipLoader` of a pack, `ImageLoader` of an image set, whose images nobody has to decode.
 
     Args:
-        workers, mode, on_error, pinned, side_stream: as `ClipLoader` takes them, for packs.
+        clips, workers, mode, threads, on_error, pinned, side_stream, local_world: as `ClipLoader`
+            takes them, for packs.
         settings: what both take.
+
+    Raises:
+        ConfigError: several clips of an image.
     """
     if isinstance(data, ImageSet):
+        if clips != 1:
+            raise ConfigError(f"clips {clips} of an image: there is one; take crops or repeats")
         return ImageLoader(data, **settings)
     return ClipLoader(
-        data, workers=workers, mode=mode, on_error=on_error, pinned=pinned,
-        side_stream=side_stream, **settings,
+        data, clips=clips, workers=workers, mode=mode, threads=threads, on_error=on_error,
+        pinned=pinned, side_stream=side_stream, local_world=local_world, **settings,
     )  # fmt: skip

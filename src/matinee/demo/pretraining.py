@@ -115,7 +115,7 @@ def run_pretraining_demo(
     with view.counting("packing", "videos") as step:
         write_pack(
             out / "shapes.pack", read_table(labels, out / "shapes"), make_profile("layered"),
-            on_progress=lambda done, all_videos, _: step(done, all_videos),
+            on_progress=lambda p: step(p.videos, p.all_videos),
         )  # fmt: skip
     view.say(f"   {kept} of {total} training clips keep their label, as many of each class")
     scores: dict[str, list[float]] = {"pretrained": [], "scratch": []}

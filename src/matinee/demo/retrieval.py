@@ -71,7 +71,7 @@ def run_retrieval_demo(
     with view.counting("packing", "videos") as step:
         packed = write_pack(
             out / "clips.pack", read_table(labels, out / "clips"), make_profile("layered"),
-            on_progress=lambda done, total, _: step(done, total),
+            on_progress=lambda p: step(p.videos, p.all_videos),
         )  # fmt: skip
     view.say(
         f"   {packed.samples} clips; {size.held_out} combinations of colour, shape and motion are "

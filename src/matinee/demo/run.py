@@ -85,7 +85,7 @@ def run_demo(
     with view.counting("packing", "videos") as step, timed("pack"):
         packed = write_pack(
             out / "shapes.pack", read_table(labels, out / "shapes"), make_profile("layered"),
-            on_progress=lambda done, total, _: step(done, total),
+            on_progress=lambda p: step(p.videos, p.all_videos),
         )  # fmt: skip
         contact_sheet(Pack(out / "shapes.pack"), out / "sheet.png", rows=len(CLASSES))
     view.say(

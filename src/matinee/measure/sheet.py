@@ -13,6 +13,7 @@ from matinee.errors import ConfigError
 from matinee.extras import require
 from matinee.files import naming
 from matinee.pack.images import ImageSet
+from matinee.pack.mixture import Mixture
 from matinee.pack.open import DataSet
 from matinee.pack.reader import Pack
 
@@ -59,7 +60,7 @@ def contact_sheet(data: DataSet, path: Path, *, rows: int = 12) -> None:
         figure.savefig(path)
 
 
-def _of_videos(pack: Pack, rows: int) -> list[_Line]:
+def _of_videos(pack: Pack | Mixture, rows: int) -> list[_Line]:
     lines = []
     for index in spread_samples(pack, rows):
         info = pack.info(index)
@@ -83,7 +84,7 @@ def _of_images(images: ImageSet, rows: int) -> list[_Line]:
     return lines
 
 
-def spread_samples(pack: Pack, count: int) -> list[int]:
+def spread_samples(pack: Pack | Mixture, count: int) -> list[int]:
     """Up to `count` sample indices, taken from the classes in turn."""
     labels = np.array([label or "" for label in pack.samples.column("label").to_pylist()])
     queues = [np.flatnonzero(labels == name).tolist() for name in sorted(set(labels.tolist()))]

@@ -49,6 +49,8 @@ class ImageSet(SampleTable):
         PackError: no such set, damaged, or made by a newer matinee.
     """
 
+    path: Path
+
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.meta = read_image_manifest(self.path)

@@ -28,7 +28,8 @@ class DataConfig:
     """Which data, and who decodes it."""
 
     path: Annotated[str, tyro.conf.arg(aliases=["--data"])]
-    """The pack."""
+    """The pack; several as a.pack,b.pack (each clip once an epoch), or with the part that each
+    gives as a.pack:2,b.pack:1."""
     train_split: str | None = None
     """Samples to train on: a split, or column=value[,value…]. Default: "train" if there is one,
     else all."""
@@ -36,11 +37,15 @@ class DataConfig:
     """Samples to validate on. Default: "val", else "test", else none."""
     repeats: int = 1
     """Different clips of each sample in an epoch; more for small sets."""
+    clips: int = 1
+    """Different clips of each sample next to each other in a batch."""
     crops: int = 1
     """Crops of each decoded clip, next to each other in a batch (repeated augmentation,
     arXiv 1901.09335): decoding costs that much less a clip."""
     workers: int | None = None
-    """Decoders. Default: the usable cores, at most 16."""
+    """Decoders. Default: one a core that this rank may use, at most 16."""
+    threads: int | None = None
+    """Decoders of one process. Default: 1, and 2 where there are more than 8 decoders."""
     mode: Literal["processes", "threads"] = "processes"
     """processes: nothing the training loop does slows them; threads: simple, no start-up."""
     on_error: Literal["raise", "mask"] = "raise"
@@ -48,7 +53,7 @@ class DataConfig:
     without any clip left stops the run)."""
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "crops", "workers"):
+        for name in ("repeats", "clips", "crops", "workers", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--data.{name} {value}: at least 1")

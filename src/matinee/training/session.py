@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from matinee.data.batch import Batch
-from matinee.data.epochs import EpochLoader
 from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError
 from matinee.evaluation.run import evaluate_task
@@ -368,7 +367,7 @@ def _check(config: TrainConfig, ranks: Ranks, precision: str, parts: int) -> Non
 
 def _items(setup: Setup) -> int:
     data = setup.config.data
-    return len(setup.pack.select(setup.splits.train)) * data.repeats * data.crops
+    return len(setup.pack.select(setup.splits.train)) * data.repeats * data.clips * data.crops
 
 
 def _facts(
@@ -384,12 +383,5 @@ def _facts(
     simulated = f"; the steps of {world} ranks, one micro-batch after the other" if world else ""
     return [
         about, *setup.notes, describe(setup.config.optim) + simulated,
-        f"{ranks.device}, {precision}; {_readers(state.loader)}",
+        f"{ranks.device}, {precision}; {state.loader.explain()}",
     ]  # fmt: skip
-
-
-def _readers(loader: EpochLoader) -> str:
-    if not loader.workers:
-        return "images in memory"
-    one = {"processes": "process", "threads": "thread"}
-    return f"{loader.workers} decoding {loader.mode if loader.workers > 1 else one[loader.mode]}"

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from matinee.data.epochs import EpochLoader
-from matinee.data.loader import default_workers
 from matinee.data.mix import check_pairs
 from matinee.data.open_loader import open_loader
 from matinee.data.random import integer_seed
@@ -123,7 +122,7 @@ def micro_batch(config: TrainConfig, world: int, stage: Stage, parts: int) -> in
         )
     task = config.task
     if isinstance(task, ClassificationConfig) and (task.mixup or task.cutmix):
-        check_pairs(micro, crops=config.data.crops)
+        check_pairs(micro, crops=config.data.clips * config.data.crops)
     return micro
 
 
@@ -162,7 +161,8 @@ def training_loader(setup: Setup, stage: Stage, parts: int) -> EpochLoader:
     return open_loader(
         setup.pack, split=setup.splits.train, batch_size=micro, group=parts,
         clip=replace(config.clip, frames=stage.frames, size=stage.size),
-        repeats=config.data.repeats, crops=config.data.crops, pinned=config.speed.pinned,
+        repeats=config.data.repeats, clips=config.data.clips, crops=config.data.crops,
+        pinned=config.speed.pinned,
         side_stream=config.speed.side_stream, **_shared(setup),
     )  # fmt: skip
 
@@ -177,12 +177,10 @@ def validation_loader(setup: Setup, batch_size: int) -> EpochLoader:
 
 def _shared(setup: Setup) -> dict[str, Any]:
     config, ranks = setup.config, setup.ranks
-    workers = config.data.workers
-    if workers is None:
-        workers = max(1, default_workers() // ranks.local_world)
     return {
         "mode": config.data.mode, "on_error": config.data.on_error, "device": ranks.device,
-        "workers": workers, "seed": config.run.seed, "mean": setup.normalisation.mean,
+        "workers": config.data.workers, "threads": config.data.threads,
+        "local_world": ranks.local_world, "seed": config.run.seed, "mean": setup.normalisation.mean,
         "std": setup.normalisation.std, "classes": setup.vocabulary.classes,
         "targets": setup.targets, "rank": ranks.rank, "world": ranks.world,
     }  # fmt: skip

@@ -30,8 +30,8 @@ _ONLY_WITH = {
 # What decides how hard a masked clip is to reconstruct, so that losses cannot be compared.
 _DIFFICULTY = {
     "task.mask_ratio", "task.decode_ratio", "task.normalise_targets", "model.patch_size",
-    "model.temporal.tubelet", "clip.frames", "clip.sampling", "clip.stride", "clip.modality",
-    "clip.size", "clip.center_scale",
+    "model.temporal.tubelet", "clip.frames", "clip.sampling", "clip.stride", "clip.fps",
+    "clip.modality", "clip.size", "clip.center_scale",
 }  # fmt: skip
 
 

@@ -1,0 +1,179 @@
+"""Decoding on the GPU: TorchCodec drives NVDEC, and frames never pass through the CPU's memory.
+
+# Note [GPU decoding]
+The chunk's bytes are read and checked here (the checksum of every packet a clip needs), TorchCodec
+decodes the wanted frames to RGB on the device, and crop and antialiased scaling happen there. The
+hardware decodes whole groups of pictures, so it skips no disposable frames; what it saves is the
+CPU. Pixels differ from those decoded on the CPU by rounding and by how chroma is scaled.
+
+Nobody gets another decoder than the one asked for without being told: where the GPU cannot decode
+a pack, the loader warns with the reason and decodes on the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from matinee.data.decode_job import ClipJob
+from matinee.errors import MatineeError, MediaError, first_line
+from matinee.extras import require
+from matinee.media.packets import VideoFormat
+from matinee.media.plan import packets_to_feed
+from matinee.pack.clip import ClipPart, ClipReader, Located
+
+Finished = list[tuple[int, str | None]]
+
+
+class GpuDecoders:
+    """Threads that each feed the GPU's decoder; batch memory is RGB on the device.
+
+    `memory` is uint8 [slots, rows, T, 3, H, W].
+
+    Raises:
+        MissingExtra: TorchCodec is not installed.
+    """
+
+    lost = ()
+
+    def __init__(
+        self,
+        threads: int,
+        formats: Sequence[VideoFormat],
+        shape: tuple[int, int, int],
+        size: tuple[int, int],
+        device: torch.device,
+    ) -> None:
+        """`shape` is (slots, rows, T), `size` (height, width) of the output."""
+        self.memory = torch.zeros((*shape, 3, *size), dtype=torch.uint8, device=device)
+        self._decode = _Job(formats, self.memory, size, device)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="matinee-nvdec")
+        self._done: queue.SimpleQueue[tuple[int, Future[str | None]]] = queue.SimpleQueue()
+        self._finalizer = weakref.finalize(
+            self, self._pool.shutdown, wait=False, cancel_futures=True
+        )
+
+    def submit(self, jobs: Sequence[tuple[int, ClipJob]]) -> None:
+        """Numbered jobs, each for the next thread that is free."""
+        for number, job in jobs:
+            future = self._pool.submit(self._decode, job)
+            future.add_done_callback(partial(_put, self._done, number))
+
+    def wait(self, *, block: bool = True) -> Finished:
+        """What is done; with `block`, wait until that is at least one clip."""
+        done = [self._done.get()] if block else []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                done.append(self._done.get_nowait())
+        return [(number, future.result()) for number, future in done]
+
+    def close(self) -> None:
+        self._finalizer.detach()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _put(done: queue.SimpleQueue[Any], number: int, future: Future[str | None]) -> None:
+    done.put((number, future))
+
+
+def why_not(device: torch.device, formats: Sequence[VideoFormat], chunk: Located) -> str | None:
+    """Why this device cannot decode a pack, tried on one of its chunks; None if it can.
+
+    Raises:
+        MissingExtra: TorchCodec is not installed.
+    """
+    if device.type != "cuda":
+        return f"the device is {device.type!r}, not a GPU"
+    if not torch.cuda.is_available():
+        return "there is no NVIDIA GPU"
+    decode = _Decoder(formats, device)
+    try:
+        decode(ClipPart(chunk, (0,), (0,)))
+    except MatineeError as error:
+        return first_line(error)
+    return None
+
+
+class _Job:
+    """Decodes a clip into its rows; returns None, or why it could not be read."""
+
+    def __init__(
+        self,
+        formats: Sequence[VideoFormat],
+        memory: Tensor,
+        size: tuple[int, int],
+        device: torch.device,
+    ) -> None:
+        self._new: Callable[[], _Decoder] = lambda: _Decoder(formats, device)
+        self._local = threading.local()
+        self._memory, self._size, self._device = memory, size, device
+
+    def __call__(self, job: ClipJob) -> str | None:
+        if not hasattr(self._local, "decode"):
+            self._local.decode = self._new()
+            self._local.stream = None
+            if self._device.type == "cuda":
+                self._local.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        rows = self._memory[job.slot]
+        with torch.inference_mode(), torch.cuda.stream(self._local.stream):
+            try:
+                for part in job.parts:
+                    frames = self._local.decode(part)  # [T, 3, H, W]
+                    for row, box in job.crops:
+                        crop = frames[
+                            :, :, box.y : box.y + box.height, box.x : box.x + box.width
+                        ].float()
+                        scaled = torch.nn.functional.interpolate(
+                            crop, self._size, mode="bilinear", antialias=True
+                        )
+                        where = torch.tensor(part.rows, device=self._device)
+                        rows[row].index_copy_(0, where, scaled.round_().clamp_(0, 255).byte())
+            except MediaError as error:
+                for row, _ in job.crops:
+                    rows[row].zero_()
+                return str(error)
+            finally:
+                if self._local.stream is not None:
+                    self._local.stream.synchronize()  # this thread's own work alone
+        return None
+
+
+class _Decoder:
+    """Frames of a chunk as uint8 [T, 3, H, W] on the device."""
+
+    def __init__(self, formats: Sequence[VideoFormat], device: torch.device) -> None:
+        self._library: Any = require("torchcodec.decoders", "gpu-decode")
+        self._reader = ClipReader(formats)
+        self._device = device
+
+    def __call__(self, part: ClipPart) -> Tensor:
+        data = self._reader.chunk(part.chunk)
+        table = self._reader.table(part.chunk)
+        for run in packets_to_feed(table, part.frames):
+            for packet in run:
+                start = int(table.offset[packet])
+                if crc32(data[start : start + int(table.size[packet])]) != table.crc[packet]:
+                    number = int(table.frame[packet])
+                    raise MediaError(f"damaged video data: frame {number} fails its checksum")
+        try:
+            decoder = self._library.VideoDecoder(
+                bytes(data), device=str(self._device), num_ffmpeg_threads=1, seek_mode="exact"
+            )
+            if len(decoder) != table.num_frames:
+                raise MediaError(
+                    f"the GPU's decoder counts {len(decoder)} frames where {table.num_frames} are"
+                )
+            frames: Tensor = decoder.get_frames_at(list(part.frames)).data
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise MediaError(f"the GPU's decoder refuses it: {first_line(error)}") from None
+        return frames
