@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import wave
 from fractions import Fraction
 from pathlib import Path
@@ -217,3 +218,60 @@ def test_a_stream_of_an_unknown_codec_is_refused(tmp_path, film):
         probe(path)
     with pytest.raises(MediaError):
         scan_packets(path)
+
+
+def patched(path: Path, box: bytes, at: int, *numbers: int) -> Path:
+    """Overwrite big-endian numbers of a box, `at` bytes behind its name."""
+    data = bytearray(path.read_bytes())
+    struct.pack_into(f">{len(numbers)}I", data, data.index(box) + 4 + at, *numbers)
+    path.write_bytes(data)
+    return path
+
+
+def test_a_header_that_claims_more_samples_than_fit_is_refused_at_once(tmp_path, film):
+    """2³¹ samples of one byte in a file of three kilobytes: FFmpeg would allocate gigabytes."""
+    path = patched(film(tmp_path / "a.mp4", frames=12), b"stsz", 4, 1, 1 << 31)
+    with pytest.raises(MediaError, match="claims 2147483648 samples"):
+        probe(path)
+    many = {"movflags": "frag_keyframe+empty_moov+default_base_moof"}
+    path = film(tmp_path / "b.mp4", frames=12, container=many)
+    with pytest.raises(MediaError, match="claims 100000000 samples"):
+        probe(patched(path, b"trun", 0, 1, 100_000_000))
+
+
+def test_edits_that_show_a_track_over_and_over_are_refused(tmp_path):
+    """2,000 edits of 100,000 samples each would be 200 million frames."""
+
+    def box(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I4s", 8 + len(body), kind) + body
+
+    sizes = struct.pack(">III", 0, 0, 100_000) + bytes(400_000)
+    edits = struct.pack(">II", 0, 2000) + bytes(24_000)
+    table = box(b"mdia", box(b"minf", box(b"stbl", box(b"stsz", sizes))))
+    track = box(b"trak", box(b"edts", box(b"elst", edits)) + table)
+    path = tmp_path / "a.mp4"
+    path.write_bytes(box(b"ftyp", b"isom") + box(b"moov", track))
+    with pytest.raises(MediaError, match="claims 200000000 samples"):
+        probe(path)
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 2**31, 2**32 - 1])
+def test_boxes_of_any_size_are_looked_at_in_bounded_time(size, tmp_path, film):
+    """A box that ends before it begins, or beyond its parent and the file."""
+    for name in (b"moov", b"trak", b"mdia", b"stbl", b"stsz"):
+        path = film(tmp_path / "a.mp4", frames=5)
+        try:
+            probe(patched(path, name, -8, size))
+        except MediaError as error:
+            assert str(error)
+
+
+def test_the_rate_is_not_drawn_to_one_that_moves_frames(tmp_path, film):
+    """24.5 frames a second are not 24 or 25, and 29.98 is not 30 for long."""
+    for rate, frames in ((Fraction(49, 2), 40), (Fraction(1499, 50), 900)):
+        path = film(
+            tmp_path / "a.mp4", frames=frames, size=(16, 16), fps=rate,
+            content=[np.zeros((16, 16, 3), np.uint8)] * frames, options={"preset": "ultrafast"},
+        )  # fmt: skip
+        found = probe(path).fps
+        assert abs((frames - 1) / found - (frames - 1) / rate) * rate < Fraction(1, 5)
