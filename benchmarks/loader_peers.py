@@ -329,14 +329,17 @@ def measure(make: Callable[[], dict[str, Read]], clips: list[Clip]) -> dict[str,
 
 def by_backend(pack: Pack, decoders: Decoders) -> Callable[[list[Clip]], None]:
     """Clips through the loader's own workers."""
-    shape = (1, 8, FRAMES, frame_bytes((SIZE, SIZE)))
-    backend = start_backend(decoders, pack.formats, shape)
+    backend = start_backend(
+        decoders, pack.formats, (1, 8, FRAMES), (SIZE, SIZE), torch.device("cpu")
+    )
     video = pack.info(0).video
 
     def read_all(clips: list[Clip]) -> None:
+        jobs = []
         for number, clip in enumerate(clips):
             parts = pack.locate(video, clip.pack_frames)
-            backend.submit(number, ClipJob(0, parts, ((number % 8, clip.box),), (SIZE, SIZE)))
+            jobs.append((number, ClipJob(0, parts, ((number % 8, clip.box),), (SIZE, SIZE))))
+        backend.submit(jobs)
         left = len(clips)
         while left:
             for _, failure in backend.wait():

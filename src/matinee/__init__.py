@@ -32,15 +32,18 @@ if TYPE_CHECKING:
     from matinee.inference.zero_shot import zero_shot as zero_shot
     from matinee.pack.image_writer import write_images as write_images
     from matinee.pack.index import index_videos as index_videos
+    from matinee.pack.mixture import Mixture as Mixture
     from matinee.pack.open import open_data as open_data
     from matinee.pack.reader import Pack as Pack
     from matinee.pack.writer import write_pack as write_pack
+    from matinee.pack.writer import write_share as write_share
     from matinee.training.loop import train as train
 
 _LAZY = {
     "Batch": "matinee.data.batch",
     "ClipLoader": "matinee.data.loader",
     "ClipSpec": "matinee.data.clips",
+    "Mixture": "matinee.pack.mixture",
     "Pack": "matinee.pack.reader",
     "egomcq": "matinee.inference.egomcq",
     "embed": "matinee.inference.embed",
@@ -55,6 +58,7 @@ _LAZY = {
     "train": "matinee.training.loop",
     "write_images": "matinee.pack.image_writer",
     "write_pack": "matinee.pack.writer",
+    "write_share": "matinee.pack.writer",
     "zero_shot": "matinee.inference.zero_shot",
 }
 
@@ -62,6 +66,7 @@ __all__ = [
     "Batch",
     "ClipLoader",
     "ClipSpec",
+    "Mixture",
     "Pack",
     "egomcq",
     "embed",
@@ -76,6 +81,7 @@ __all__ = [
     "train",
     "write_images",
     "write_pack",
+    "write_share",
     "zero_shot",
 ]
 

@@ -202,8 +202,8 @@ def test_a_file_that_brings_its_worker_down_is_refused_and_the_others_packed(tmp
     paths = [film(tmp_path / f"{n}.mp4", frames=k, seed=n) for n, k in enumerate(lengths)]
     killed: list[int] = []
 
-    def kill_after_the_first(done: int, *_) -> None:
-        if done == 1 and not killed:
+    def kill_after_the_first(progress) -> None:
+        if progress.videos == 1 and not killed:
             while not list((tmp_path / "p" / ".staging").glob("000001.*.tmp")):
                 time.sleep(0.002)
             children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
@@ -346,15 +346,17 @@ def test_the_number_of_workers_changes_no_byte(tmp_path, film):
 
 
 def test_progress_ends_at_all_videos(tmp_path, film):
-    """(done, all, seconds) never goes back."""
-    paths = [film(tmp_path / f"{n}.mp4", frames=25, seed=n) for n in range(3)]
-    seen: list[tuple[int, int, float]] = []
-    write_pack(
-        tmp_path / "p", annotate(*paths), PROFILE, workers=1,
-        on_progress=lambda *state: seen.append(state),
-    )  # fmt: skip
-    assert seen == sorted(seen) and seen[0][0] == 0
-    assert seen[-1] == (3, 3, pytest.approx(3.0))
+    """Videos, chunks and seconds never go back, and end at what is in the pack."""
+    paths = [film(tmp_path / f"{n}.mp4", frames=60, seed=n) for n in range(3)]
+    seen = []
+    report = write_pack(
+        tmp_path / "p", annotate(*paths), PROFILE, workers=1, on_progress=seen.append
+    )
+    states = [(p.videos, p.chunks, p.seconds) for p in seen]
+    assert states == sorted(states) and states[0] == (0, 0, 0)
+    assert states[-1] == (3, report.chunks, pytest.approx(7.2))
+    assert seen[-1].all_seconds == pytest.approx(7.2) and seen[-1].left == pytest.approx(0)
+    assert report.realtime_factor > 0
 
 
 @pytest.mark.parametrize(

@@ -13,28 +13,30 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from matinee.data.decode_job import ClipJob, DecodeJob
 from matinee.data.decoders import Decoders
+from matinee.data.nvdec import Finished, GpuDecoders
 from matinee.errors import WorkerDied
+from matinee.media.convert import frame_bytes
 from matinee.media.packets import VideoFormat
 from matinee.workers import WorkerPool
-
-Finished = list[tuple[int, str | None]]  # (job number, None or why the clip could not be read)
 
 # NumPy's linear algebra, which no decoder uses, would start a thread a core in every process.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Backend(Protocol):
-    """Decodes clips into `memory` [slots, rows, T, bytes of a frame].
+    """Decodes clips into `memory` [slots, rows, T, bytes of a frame], or on a GPU into RGB there.
 
     `lost`: numbers of the jobs that workers were on when they died.
     """
 
-    memory: NDArray[np.uint8]
-
+    @property
+    def memory(self) -> NDArray[np.uint8] | Tensor: ...
     @property
     def lost(self) -> Sequence[int]: ...
 
@@ -44,12 +46,25 @@ class Backend(Protocol):
 
 
 def start_backend(
-    decoders: Decoders, formats: Sequence[VideoFormat], shape: tuple[int, int, int, int]
+    decoders: Decoders,
+    formats: Sequence[VideoFormat],
+    shape: tuple[int, int, int],
+    size: tuple[int, int],
+    device: torch.device,
 ) -> Backend:
-    """Start the processes and threads of a plan, with batch memory of this shape."""
+    """Start the processes and threads of a plan.
+
+    Args:
+        shape: of the batch memory: slots, rows, T.
+        size: (height, width) of the clips.
+        device: where the GPU's decoder leaves them.
+    """
+    if decoders.nvdec:
+        return GpuDecoders(decoders.threads, formats, shape, size, device)
+    pixels = (*shape, frame_bytes(size))
     if decoders.processes:
-        return Processes(decoders, formats, shape)
-    return Threads(decoders.threads, formats, shape)
+        return Processes(decoders, formats, pixels)
+    return Threads(decoders.threads, formats, pixels)
 
 
 class Processes:

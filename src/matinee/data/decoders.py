@@ -21,11 +21,12 @@ from typing import Literal
 
 from matinee.errors import ConfigError
 
-Mode = Literal["processes", "threads"]
+Mode = Literal["processes", "threads", "nvdec"]
 
 _MOST = 16  # decoders that are chosen by itself: more starve the other users of a machine
 _ALONE = 8  # decoders up to which each gets a process of its own
 _TOGETHER = 2  # threads of a process beyond that
+_FEEDERS = 4  # threads that feed a GPU's decoder: the hardware has few of them
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -44,9 +45,13 @@ class Decoders:
     processes: int
     threads: int
     reason: str
+    nvdec: bool = False
+    """The threads feed the GPU's decoder."""
 
     @property
     def mode(self) -> Mode:
+        if self.nvdec:
+            return "nvdec"
         return "processes" if self.processes else "threads"
 
     @property
@@ -55,7 +60,9 @@ class Decoders:
         return max(1, self.processes) * self.threads
 
     def __str__(self) -> str:
-        if not self.processes:
+        if self.nvdec:
+            what = f"the GPU's decoder, fed by {_number(self.threads, 'thread')}"
+        elif not self.processes:
             what = _number(self.threads, "decoding thread") + " in the training process"
         elif self.threads == 1:
             what = _number(self.processes, "decoding process", "es")
@@ -75,7 +82,7 @@ def plan_decoders(
     """Who decodes on these cores. See Note [Processes and threads].
 
     Args:
-        mode: threads: all of them in the training process.
+        mode: threads: all of them in the training process; nvdec: they feed the GPU's decoder.
         workers: decoders in all; None for one a core.
         threads: of a process.
 
@@ -85,13 +92,16 @@ def plan_decoders(
     for name, value in (("workers", workers), ("threads", threads)):
         if value is not None and value < 1:
             raise ConfigError(f"{name} {value}: at least 1")
-    if mode not in ("processes", "threads"):
-        raise ConfigError(f"mode {mode!r}: processes or threads")
-    if mode == "threads" and threads is not None:
+    if mode not in ("processes", "threads", "nvdec"):
+        raise ConfigError(f"mode {mode!r}: processes, threads or nvdec")
+    if mode != "processes" and threads is not None:
         raise ConfigError(
-            f"threads {threads} are those of a decoding process, and mode 'threads' has none: "
+            f"threads {threads} are those of a decoding process, and mode {mode!r} has none: "
             "set workers instead"
         )
+    if mode == "nvdec":
+        count = workers or min(cores.count, _FEEDERS)
+        return Decoders(0, count, "as set" if workers else "few saturate it", nvdec=True)
     if workers is not None:
         count, reason = workers, "as set"
     else:

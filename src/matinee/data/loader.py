@@ -16,12 +16,13 @@ import logging
 import os
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from matinee.data.assemble import assemble
 from matinee.data.backends import Backend, start_backend
@@ -37,14 +38,14 @@ from matinee.data.clips import (
     plan_training_clip,
 )
 from matinee.data.decode_job import ClipJob
-from matinee.data.decoders import Mode, plan_decoders, rank_cores
+from matinee.data.decoders import Cores, Decoders, Mode, plan_decoders, rank_cores
 from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD
 from matinee.data.epochs import EpochLoader
 from matinee.data.mix import take_turns
+from matinee.data.nvdec import why_not
 from matinee.data.random import Rewound
 from matinee.data.transfer import Sent, make_transfer, send
 from matinee.errors import ClipError, ConfigError, WorkerDied
-from matinee.media.decode import frame_bytes
 from matinee.pack.clip import Located
 from matinee.pack.mixture import Mixture
 from matinee.pack.reader import Pack
@@ -96,7 +97,9 @@ class ClipLoader(EpochLoader):
         targets: what `target` holds instead of the label: a row for each row of the pack, int64
             [N] or float32 [N, K].
         workers: decoders in all; one a core that this rank may use, but at most 16, when None.
-        mode: "processes" (default; a training loop cannot slow them) or "threads" (simple).
+        mode: "processes" (default; a training loop cannot slow them), "threads" (simple), or
+            "nvdec": a GPU decodes (extra [gpu-decode]), and where it cannot, a warning says so and
+            processes do.
         threads: decoders of each process; chosen when None. See Note [Processes and threads].
         device: where batches arrive.
         on_error: "raise" (default) stops at a clip that cannot be read; "mask" marks it invalid,
@@ -153,9 +156,8 @@ class ClipLoader(EpochLoader):
     ) -> None:
         if prefetch < 1:
             raise ConfigError(f"prefetch {prefetch}: at least 1")
-        self.decoders = plan_decoders(
-            rank_cores(local_world), mode=mode, workers=workers, threads=threads
-        )
+        cores = rank_cores(local_world)
+        self.decoders = plan_decoders(cores, mode=mode, workers=workers, threads=threads)
         if on_error not in ("raise", "mask"):
             raise ConfigError(f"on_error {on_error!r}: raise or mask")
         clip = clip or ClipSpec()
@@ -168,6 +170,8 @@ class ClipLoader(EpochLoader):
             repeats=repeats, group=group, seed=seed, classes=classes, targets=targets,
             device=device, rank=rank, world=world, together=clips * crops,
         )  # fmt: skip
+        if self.decoders.nvdec:
+            self.decoders = self._without_nvdec(cores, workers) or self.decoders
         self.mode, self.workers = self.decoders.mode, self.decoders.count
         self.on_error, self.crops = on_error, crops
         self._mean, self._std = mean, std
@@ -314,7 +318,7 @@ class ClipLoader(EpochLoader):
             self.failed.append(error)
             log.warning("clip masked (%d so far): %s", len(self.failed), error)
 
-    def _make(self, flight: _Flight, memory: NDArray[np.uint8]) -> Batch:
+    def _make(self, flight: _Flight, memory: NDArray[np.uint8] | Tensor) -> Batch:
         """The batch of what lies in its slot; a GPU gets work for it, and is not waited for."""
         count = len(flight.plans)
         formats = [self.pack.formats[flight.chunks[row].codec] for row in range(count)]
@@ -342,6 +346,17 @@ class ClipLoader(EpochLoader):
         rng = self._random.at(self.seed, epoch, item, "caption")
         return captions[int(rng.integers(len(captions)))]
 
+    def _without_nvdec(self, cores: Cores, workers: int | None) -> Decoders | None:
+        """Who decodes instead of a GPU that cannot; None if it can. See Note [GPU decoding]."""
+        info = self.pack.info(int(self.samples[0]))
+        chunk = self.pack.locate(info.video, [info.first_frame])[0].chunk
+        reason = why_not(self.device, self.pack.formats, chunk)
+        if reason is None:
+            return None
+        instead = plan_decoders(cores, workers=workers)
+        log.warning("the GPU's decoder cannot be used: %s; instead: %s", reason, instead)
+        return replace(instead, reason=f"{instead.reason}; NVDEC cannot be used: {reason}")
+
     def explain(self) -> str:
         return str(self.decoders)
 
@@ -349,12 +364,15 @@ class ClipLoader(EpochLoader):
         if self._owner != os.getpid():  # forked: workers and their answers are the parent's
             self._forget()
         if self._backend is None:
-            pixels = frame_bytes((self.clip.size, self.clip.size))
             slots = self._prefetch + self._transfer.spare
-            shape = (slots, self.batch_size, self.clip.decoded_frames, pixels)
-            self._backend = start_backend(self.decoders, self.pack.formats, shape)
+            shape = (slots, self.batch_size, self.clip.decoded_frames)
+            self._backend = start_backend(
+                self.decoders, self.pack.formats, shape, (self.clip.size, self.clip.size),
+                self.device,
+            )  # fmt: skip
             self._owner = os.getpid()
-            self._transfer.attach(self._backend.memory)
+            if isinstance(self._backend.memory, np.ndarray):
+                self._transfer.attach(self._backend.memory)
             self._free = list(range(slots))
         return self._backend
 

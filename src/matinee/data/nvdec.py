@@ -32,7 +32,7 @@ from matinee.media.packets import VideoFormat
 from matinee.media.plan import packets_to_feed
 from matinee.pack.clip import ClipPart, ClipReader, Located
 
-Finished = list[tuple[int, str | None]]
+Finished = list[tuple[int, str | None]]  # (job number, None or why the clip could not be read)
 
 
 class GpuDecoders:

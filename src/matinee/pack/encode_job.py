@@ -1,130 +1,242 @@
-"""What a packing worker does with one video. Runs in its own process; imports no torch."""
+"""What a packing worker does: encode a video, or say how it is cut, or encode a segment of it.
+
+Runs in its own process, here or elsewhere; imports no torch. `run_job` does the work and yields
+what comes of it; `Receiver` puts that into the staging folder. See Note [Parts] in staging.py.
+"""
 
 from __future__ import annotations
 
-import base64
 import errno
-import json
 import os
-import stat
+import struct
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from av import VideoFrame
-
 from matinee.errors import MediaError
-from matinee.files import write_whole
-from matinee.media.encode import encode_chunks
+from matinee.media.encode import Chunk, encode_chunks
 from matinee.media.normalise import normalised_frames, target_size
 from matinee.media.probe import Probe, probe
-from matinee.media.source import stamp_of
-from matinee.pack.format import tar_member
+from matinee.media.segments import Segment, cut_segments, read_packets, segment_frames
+from matinee.media.source import Source, check_readable, stamp_of
 from matinee.pack.profiles import Profile
+from matinee.pack.staging import PartFile, fingerprint, refuse_part, staged_name
+
+PROGRESS = struct.Struct("<qdd")  # job, seconds of video encoded, seconds that it will be in all
 
 
-def write_part(staging: Path, number: int, part: dict[str, Any], stamp: list[int]) -> None:
-    """Describe a finished part, or why there is none ("refused"); from here on it counts."""
-    file = staging / f"{number:06d}.json"
-    write_whole(file, json.dumps({**part, "stamp": stamp}).encode())
+@dataclass(frozen=True)
+class Cut:
+    """A long video as segments, each a job of its own; `stamp` and `print_` tell the file."""
+
+    source: Probe
+    segments: tuple[Segment, ...]
+    stamp: list[int]
+    print_: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """A video, or with `segment` (an index) a part of one that was `cut`.
+
+    `segment_seconds` is the least length of a segment; infinite: the video is not cut.
+    """
+
+    number: int
+    video: str
+    source: Source
+    segment_seconds: float
+    probed: Probe | None = None
+    segment: Segment | None = None
+    stamp: list[int] | None = None
+    print_: str = ""
+
+    @property
+    def name(self) -> str:
+        return staged_name(self.number, None if self.segment is None else self.segment.start)
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Encoding begins; `seconds` of video are expected."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A chunk: its name in the tar, the number of its first frame, its seconds."""
+
+    member: str
+    start: int
+    seconds: float
+    chunk: Chunk
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The end of a part. `uncut` says why a long video was not cut, if one was not."""
+
+    about: dict[str, Any]
+    uncut: str = ""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """There will be no part, and why."""
+
+    reason: str
+    stamp: list[int]
+    print_: str
+
+
+Item = Begun | Encoded | Finished | Refused | Cut
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job led to: a part of so many seconds, a refusal, or a cut."""
+
+    seconds: float = 0.0
+    refused: str = ""
+    uncut: str = ""
+    cut: Cut | None = None
+
+
+def run_job(job: Job, profile: Profile) -> Iterator[Item]:
+    """Do the job; the last item is Finished, Refused or Cut. Holds one chunk at a time."""
+    stamp = stamp_of(job.source)
+    print_ = job.print_ or fingerprint(job.source)
+    reason = _unreadable(job)
+    if not reason:
+        try:
+            yield from _encode(job, profile, stamp, print_)
+            return
+        except MediaError as error:
+            reason = str(error)
+    yield Refused(reason, stamp, print_)
+
+
+def _unreadable(job: Job) -> str:
+    try:
+        job.video.encode()
+        check_readable(job.source)
+    except UnicodeEncodeError:
+        return "has a name that is not UTF-8"
+    except OSError as error:
+        reason = "no such file" if error.errno == errno.ENOENT else f"{error.strerror}"
+        return f"cannot be read: {reason}"
+    return ""
+
+
+def _encode(job: Job, profile: Profile, stamp: list[int], print_: str) -> Iterator[Item]:
+    if job.stamp is not None and stamp != job.stamp:
+        raise MediaError("changed while it was being packed")
+    source = job.probed or probe(job.source)
+    size = target_size(source, profile.short_side)
+    per_chunk = profile.frames_per_chunk(float(source.fps))
+    uncut = ""
+    if job.segment is not None:
+        frames = segment_frames(job.source, source, size, job.segment)
+        start, seconds = job.segment.start, float(job.segment.frames / source.fps)
+    else:
+        if source.duration >= 2 * job.segment_seconds:
+            chunks = max(1, round(job.segment_seconds * source.fps / per_chunk))
+            try:
+                packets = read_packets(job.source, source)
+                cut = cut_segments(packets, source, frames_per_chunk=per_chunk, chunks=chunks)
+                yield Cut(source, tuple(cut), stamp, print_)
+                return
+            except MediaError as error:
+                uncut = str(error)  # if it is damage, decoding will find it
+        frames = normalised_frames(job.source, source, size)
+        start, seconds = 0, source.duration
+    yield Begun(seconds)
+    at = start
+    for chunk in encode_chunks(
+        frames,
+        fps=source.fps,
+        size=size,
+        matrix=source.matrix,
+        settings=profile.encoder(),
+        frames_per_chunk=per_chunk,
+    ):
+        member = f"{job.video}/{round(1000 * at / source.fps):09d}"
+        count = chunk.table.num_frames
+        yield Encoded(member, at, float(count / source.fps), chunk)
+        at += count
+    if at == start:
+        raise MediaError("no frame decodes")
+    if stamp_of(job.source) != stamp:
+        raise MediaError("changed while it was being packed")
+    yield Finished(_about(at - start, source.fps, stamp, print_), uncut)
+
+
+def _about(frames: int, fps: Fraction, stamp: list[int], print_: str) -> dict[str, Any]:
+    return {
+        "stamp": stamp,
+        "fingerprint": print_,
+        "frames": frames,
+        "fps": [fps.numerator, fps.denominator],
+        "seconds": float(frames / fps),
+    }
+
+
+class Receiver:
+    """Puts what a job yields into the staging folder."""
+
+    def __init__(self, staging: Path, job: Job) -> None:
+        self._staging, self._job = staging, job
+        self._file = PartFile(staging, job.name)
+
+    def take(self, item: Item) -> Outcome | None:
+        """Take the next item; the outcome with the last one."""
+        match item:
+            case Encoded(member=member, start=start, chunk=chunk):
+                self._file.add(member, start, chunk)
+            case Finished(about=about, uncut=uncut):
+                self._file.finish(about)
+                return Outcome(seconds=about["seconds"], uncut=uncut)
+            case Refused(reason=reason, stamp=stamp, print_=print_):
+                self._file.discard()
+                if self._job.segment is None:  # of a segment, the whole video will tell
+                    refuse_part(self._staging, self._job.name, reason, stamp, print_)
+                return Outcome(refused=reason)
+            case Cut():
+                return Outcome(cut=item)
+        return None
+
+    def discard(self) -> None:
+        """Leave nothing of an unfinished part."""
+        self._file.discard()
 
 
 class EncodeJob:
-    """Encodes one video into `<staging>/<n>.tar` and describes it in `<n>.json`."""
+    """A worker of the local engine: does jobs and writes their parts itself.
 
-    def __init__(self, staging: str, profile: Profile) -> None:
+    Every chunk is told at once through the pipe `told`, as one PROGRESS record.
+    """
+
+    def __init__(self, staging: str, profile: Profile, told: int) -> None:
         self.staging = Path(staging)
         self.profile = profile
+        self.told = told
 
-    def __call__(self, job: tuple[int, str, str]) -> None:
-        number, video, path = job
-        stamp = stamp_of(Path(path))  # before encoding: a file that changes meanwhile is redone
+    def __call__(self, payload: tuple[int, Job]) -> Outcome:
+        key, job = payload
+        receiver = Receiver(self.staging, job)
+        expected = 0.0
         try:
-            video.encode()
-            if not stat.S_ISREG(Path(path).stat().st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            with Path(path).open("rb"):
-                pass
-        except UnicodeEncodeError:
-            part: dict[str, Any] = {"refused": "has a name that is not UTF-8", "seconds": 0.0}
-        except OSError as error:
-            reason = "no such file" if error.errno == errno.ENOENT else f"{error.strerror}"
-            part = {"refused": f"cannot be read: {reason}", "seconds": 0.0}
-        else:
-            try:
-                part = self._encode(number, video, Path(path))
-            except MediaError as error:
-                part = {"refused": str(error), "seconds": 0.0}
-        if "refused" in part:
-            self._tar(number).unlink(missing_ok=True)
-        write_part(self.staging, number, part, stamp)
-
-    def _tar(self, number: int) -> Path:
-        return self.staging / f"{number:06d}.tar"
-
-    def _encode(self, number: int, video: str, path: Path) -> dict[str, Any]:
-        source = probe(path)
-        size = target_size(source, self.profile.short_side)
-        frames = normalised_frames(path, source, size)
-        # Under a name of its own: a worker whose parent was killed may still be at this video.
-        aside = self.staging / f"{number:06d}.{os.getpid()}.tmp"
-        try:
-            described = self._write(aside, video, source, size, frames)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-        aside.replace(self._tar(number))
-        return described
-
-    def _write(
-        self,
-        aside: Path,
-        video: str,
-        source: Probe,
-        size: tuple[int, int],
-        frames: Iterator[VideoFrame],
-    ) -> dict[str, Any]:
-        chunks: list[dict[str, Any]] = []
-        start, at = 0, 0
-        with aside.open("wb") as tar:
-            for chunk in encode_chunks(
-                frames,
-                fps=source.fps,
-                size=size,
-                matrix=source.matrix,
-                settings=self.profile.encoder(),
-                frames_per_chunk=self.profile.frames_per_chunk(float(source.fps)),
-            ):
-                name = f"{video}/{round(1000 * start / source.fps):09d}"
-                mp4, mp4_at = tar_member(f"{name}.mp4", chunk.data)
-                table = chunk.table.to_bytes()
-                npy, npy_at = tar_member(f"{name}.packets.npy", table)
-                tar.write(mp4)
-                tar.write(npy)
-                fmt = asdict(chunk.format)
-                fmt["extradata"] = base64.b64encode(chunk.format.extradata).decode()
-                chunks.append(
-                    {
-                        "start_frame": start,
-                        "frames": chunk.table.num_frames,
-                        "offset": at + mp4_at,
-                        "size": len(chunk.data),
-                        "table_offset": at + len(mp4) + npy_at,
-                        "table_size": len(table),
-                        "format": fmt,
-                    }
-                )
-                start += chunk.table.num_frames
-                at += len(mp4) + len(npy)
-            tar.flush()
-            os.fsync(tar.fileno())
-        if not start:
-            raise MediaError("no frame decodes")
-        return {
-            "frames": start,
-            "fps": [source.fps.numerator, source.fps.denominator],
-            "seconds": float(start / source.fps),
-            "bytes": at,
-            "chunks": chunks,
-        }
+            for item in run_job(job, self.profile):
+                outcome = receiver.take(item)
+                if outcome is not None:
+                    return outcome
+                if isinstance(item, Begun):
+                    expected = item.seconds
+                done = item.seconds if isinstance(item, Encoded) else 0.0
+                os.write(self.told, PROGRESS.pack(key, done, expected))
+        finally:
+            receiver.discard()
+        raise AssertionError("a job ended without an outcome")

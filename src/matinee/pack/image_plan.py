@@ -62,7 +62,7 @@ def plan_images(
         )
     _refuse_empty(listing.folders, prefix, samples, where, bool(splits))
     if not splits:
-        samples, _ = hold_out(samples, val_fraction)
+        samples = list(hold_out(samples, val_fraction)[0])
         held = sum(sample.split == "val" for sample in samples)
         notes.append(
             f"no splits given: the last {val_fraction:.0%} of each class's images, by name, are "

@@ -20,6 +20,7 @@ from matinee.pack.format import CHUNKS, CODECS, SAMPLE_TABLE, SAMPLES, part_name
 from matinee.pack.location import Files, open_place
 from matinee.pack.samples import Samples
 from matinee.pack.selection import SampleTable
+from matinee.pack.storage import CACHE_BYTES
 from matinee.pack.table_file import TableFile, give_back
 
 _MAX_FORMATS = 1 << 16
@@ -71,7 +72,7 @@ class Pack(SampleTable):
         path: str | Path,
         *,
         cache: str | Path | None = None,
-        cache_bytes: int = 64 << 30,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         place = open_place(path, cache=cache, cache_bytes=cache_bytes)
         self.path = place.path

@@ -12,35 +12,38 @@ from matinee.errors import PackError
 from matinee.media.packets import VideoFormat
 from matinee.pack.annotations import VideoFile
 from matinee.pack.format import SHARD_BYTES, STAGING, TAR_END
+from matinee.pack.staging import read_part, staged_name
 from matinee.pack.tables import CodecRows
 
 
 def assemble_shards(
-    out: Path, videos: tuple[VideoFile, ...], parts: list[dict[str, Any]]
+    out: Path, videos: tuple[VideoFile, ...], sizes: dict[int, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Join parts into shards of about a gigabyte, in order; rows of the three tables."""
+    """Join parts into shards of about a gigabyte, in order; rows of the three tables.
+
+    Args:
+        sizes: bytes of the part of each video that has one.
+    """
     shards = out / "shards"
     shards.mkdir(exist_ok=True)
     groups: list[list[int]] = [[]]
     room = SHARD_BYTES
-    for number, part in enumerate(parts):
-        if "refused" in part:
-            continue
-        if groups[-1] and part["bytes"] > room:
+    for number, size in sorted(sizes.items()):
+        if groups[-1] and size > room:
             groups.append([])
             room = SHARD_BYTES
         groups[-1].append(number)
-        room -= part["bytes"]
+        room -= size
     files: list[dict[str, Any]] = []
     chunks: list[dict[str, Any]] = []
     codecs = CodecRows()
     for index, group in enumerate(g for g in groups if g):
         shard = shards / f"{index:06d}.tar"
+        parts = {number: _part(out, number) for number in group}
         if not shard.exists():
-            _join(shard, [out / STAGING / f"{number:06d}.tar" for number in group])
+            _join(shard, [out / STAGING / name for p in parts.values() for name in p["tars"]])
         at = 0
-        for number in group:
-            part = parts[number]
+        for number, part in parts.items():
             for chunk in part["chunks"]:
                 extradata = base64.b64decode(chunk["format"]["extradata"])
                 fmt = VideoFormat(**{**chunk["format"], "extradata": extradata})
@@ -67,6 +70,13 @@ def assemble_shards(
             raise PackError(f"{shard} has {size} bytes where {at + len(TAR_END)} were written")
         files.append({"path": f"shards/{shard.name}", "size": size, "mtime_ns": 0})
     return files, chunks, codecs.rows
+
+
+def _part(out: Path, number: int) -> dict[str, Any]:
+    part = read_part(out / STAGING, staged_name(number))
+    if part is None:
+        raise PackError(f"{out / STAGING}: the part of video {number} has gone")
+    return part
 
 
 def _join(shard: Path, parts: list[Path]) -> None:

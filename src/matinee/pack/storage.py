@@ -36,6 +36,7 @@ from urllib.parse import quote, urlsplit
 from matinee.errors import ConfigError, MediaError
 
 SCHEMES = ("s3", "gs", "http", "https")
+CACHE_BYTES = 64 << 30  # that a cache may hold where nothing else is said
 _OPEN_FILES = 64
 
 

@@ -63,7 +63,7 @@ class TableFile:
             meta = file.metadata
         self.column_names: list[str] = file.schema_arrow.names
         self.num_rows: int = meta.num_rows
-        # Not column by column: damage in a column's statistics ends the process there (pyarrow 26.0.1).
+        # Not by column: there, damaged statistics end the process (pyarrow 26.0.1).
         sizes = [meta.row_group(group).total_byte_size for group in range(meta.num_row_groups)]
         too_large = sum(sizes) > _MAX_BYTES * max(1, meta.num_columns) or min(sizes, default=0) < 0
         if not 0 <= self.num_rows < _MAX_ROWS or too_large:

@@ -1,40 +1,78 @@
 """Write a pack: encode videos in parallel into staging, then assemble shards and tables.
 
 # Note [Nothing half-written]
-A worker writes one video's tar members to `.staging/<n>.tar` and then, durably, `<n>.json`. A part
-counts only with its JSON, which names the source's size and time, so a run that was killed
-continues where it stopped. Shards are assembled in the order of the videos from whole parts, and
-`pack.json` comes last: a folder without it is not a pack. Encoding is deterministic, so the result
-of a continued run equals that of an undisturbed one, byte for byte.
+Workers write parts into `.staging`: see Note [Parts] in staging.py. A part counts only when it is
+whole and of the source as it is now, so a run that was killed continues where it stopped, and
+shares of the work can be done by other runs beside or before. Shards are assembled in the order of
+the videos from whole parts, and `pack.json` comes last: a folder without it is not a pack. Encoding
+is deterministic, so however the work was shared out and interrupted, the pack is the same, byte for
+byte.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import shutil
-import signal
-from collections.abc import Callable
-from dataclasses import asdict
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Literal
 
 from matinee.errors import ConfigError, MatineeError, PackError
 from matinee.files import write_whole
 from matinee.media.source import stamp_of
 from matinee.pack.annotations import Annotations, VideoFile
-from matinee.pack.encode_job import write_part
-from matinee.pack.finish import Failure, PackReport, finish_pack, read_failures
-from matinee.pack.format import MANIFEST, PACK_FILES, STAGING, VERSION, read_manifest
+from matinee.pack.engine import Engine, LocalEngine
+from matinee.pack.existing import digest_of, existing_report, remove_pack
+from matinee.pack.finish import Failure, PackReport, finish_pack
+from matinee.pack.format import STAGING
 from matinee.pack.profiles import Profile
+from matinee.pack.schedule import OnProgress, Packed, missing_parts, pack_parts
 from matinee.pack.shards import assemble_shards
-from matinee.workers import WorkerPool
+from matinee.pack.staging import Locks, holds_its_bytes, read_part, staged_name
 
-# Signals by which a process ends through a fault of its own, not by someone's wish.
-_CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
+_BYTES_A_WORKER = 4 << 20  # fewer bytes of video do not keep another worker busy
+
+
+@dataclass(frozen=True)
+class Workforce:
+    """Who encodes: `workers` processes here (None: as many as cores), or tasks on a Ray cluster."""
+
+    engine: Literal["local", "ray"] = "local"
+    workers: int | None = None
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"--workers {self.workers}: at least 1")
+        if self.ray_address is not None and self.engine != "ray":
+            raise ConfigError(f"--ray-address {self.ray_address} needs --engine ray")
+
+    def start(self, staging: Path, profile: Profile, videos: int, size: int) -> Engine:
+        """The engine, with no more workers than so many videos of `size` bytes can keep busy."""
+        if self.engine == "ray":
+            from matinee.pack.engine_ray import RayEngine
+
+            return RayEngine(staging, profile, self.workers, self.ray_address)
+        most = videos + size // _BYTES_A_WORKER
+        workers = self.workers or len(os.sched_getaffinity(0))
+        return LocalEngine(staging, profile, min(workers, most))
+
+
+@dataclass(frozen=True)
+class ShareReport:
+    """What one share of the work did: so many `videos` are its own, `done` before it began."""
+
+    out: Path
+    share: tuple[int, int]
+    videos: int
+    done: int
+    realtime_factor: float
+    uncut: tuple[tuple[str, str], ...] = ()
 
 
 def write_pack(
@@ -43,229 +81,197 @@ def write_pack(
     profile: Profile,
     *,
     workers: int | None = None,
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
     overwrite: bool = False,
-    on_progress: Callable[[int, int, float], None] | None = None,
+    merge: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> PackReport:
     """Pack videos and samples into the folder `out`; continue there if a run was cut off.
 
     Args:
-        workers: processes, one video each at a time; the number of usable cores when None.
+        workers: processes that encode, a video or a segment of one each at a time; the number of
+            usable cores when None.
+        engine, ray_address: where they run; a cluster's address as `ray.init` takes it.
         overwrite: replace a pack (complete or not) that was made from something else.
-        on_progress: called with (videos done, videos in all, seconds of video packed).
+        merge: encode nothing; all shares must be done.
+        on_progress: called often.
 
     Raises:
-        PackError: `out` holds something else, nothing sound to pack, or the disk is full.
+        PackError: `out` holds something else, nothing sound to pack, a share is missing, or the
+            disk is full.
     """
     out = Path(out).resolve()
-    digest = _digest(annotations, profile)
+    force = Workforce(engine, workers, ray_address)
     if overwrite:
         remove_pack(out)
-    done = _existing(out, digest)
+    begun = time.monotonic()
+    with _staging(out, annotations, profile, None) as staging:
+        if isinstance(staging, PackReport):
+            return staging
+        videos = dict(enumerate(annotations.videos))
+        missing = _missing(videos, staging)
+        if merge and missing:
+            raise PackError(_unmerged(videos, missing, out))
+        packed = _pack(videos, missing, staging, profile, force, on_progress)
+        report = _assemble(out, annotations, staging, profile, len(videos) - len(missing))
+        shutil.rmtree(staging)
+    took = max(1e-6, time.monotonic() - begun)
+    return replace(report, realtime_factor=packed.seconds / took, uncut=packed.uncut)
+
+
+def write_share(
+    out: str | Path,
+    annotations: Annotations,
+    profile: Profile,
+    share: tuple[int, int],
+    *,
+    workers: int | None = None,
+    engine: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
+    on_progress: OnProgress | None = None,
+) -> ShareReport | PackReport:
+    """Encode every n-th video only, beside other shares; `write_pack` then makes the pack of them.
+
+    Args:
+        share: (i, n), i of 1 … n; all shares share `out`.
+
+    Returns:
+        The report of the pack instead, if it is complete already.
+
+    Raises:
+        PackError: as `write_pack`; or this share is being done already.
+    """
+    out = Path(out).resolve()
+    i, n = share
+    if not 1 <= i <= n:
+        raise ConfigError(f"--shard {i}/{n}: expected i/n with i from 1 to n")
+    force = Workforce(engine, workers, ray_address)
+    begun = time.monotonic()
+    with _staging(out, annotations, profile, share) as staging:
+        if isinstance(staging, PackReport):
+            return staging
+        videos = dict(list(enumerate(annotations.videos))[i - 1 :: n])
+        missing = missing_parts(videos, staging)
+        if (out / "shards").exists() and missing:
+            raise PackError(
+                f"{out} is being assembled, but {videos[missing[0]].path} has changed since: run "
+                "the command without --shard"
+            )
+        packed = _pack(videos, missing, staging, profile, force, on_progress)
+    took = max(1e-6, time.monotonic() - begun)
+    factor = packed.seconds / took
+    return ShareReport(out, share, len(videos), len(videos) - len(missing), factor, packed.uncut)
+
+
+@contextmanager
+def _staging(
+    out: Path, annotations: Annotations, profile: Profile, share: tuple[int, int] | None
+) -> Iterator[Path | PackReport]:
+    """The staging folder, locked; or the report, where the pack is complete."""
+    loose = digest_of(annotations, profile, lambda video: stamp_of(video.path)[0])
+    done = existing_report(out, annotations, profile, loose)
     if done is not None:
-        return done
+        yield done
+        return
     staging = out / STAGING
+    locks: Locks | None = None
     try:
         staging.mkdir(parents=True, exist_ok=True)
-        lock = _lock(staging)
-        done = _existing(out, digest)  # another process may have ended it meanwhile
+        locks = Locks(staging, share)
+        done = existing_report(
+            out, annotations, profile, loose
+        )  # another may have ended it meanwhile
         if done is not None:
-            return done
+            yield done
+            return
+        mine = range(len(annotations.videos))[share[0] - 1 :: share[1]] if share else None
         for leftover in staging.glob("*.tmp"):
-            leftover.unlink(missing_ok=True)  # a worker of a killed run may end just now
-        write_whole(staging / "job.json", json.dumps({"digest": digest}).encode())
-        resumed = _encode_all(annotations.videos, staging, profile, workers, on_progress)
-        parts = [_read_part(staging, number) for number in range(len(annotations.videos))]
-        report = _assemble(out, annotations, parts, profile, digest, resumed)
+            name = leftover.name[: len(staged_name(0))]
+            if mine is None or (name.isdecimal() and int(name) in mine):
+                leftover.unlink(missing_ok=True)  # a worker of a killed run may end just now
+        if not (staging / "job.json").exists():
+            write_whole(staging / "job.json", json.dumps({"digest": loose}).encode())
+        yield staging
     except OSError as error:
         raise _storage_error(out, error) from error
-    shutil.rmtree(staging)
-    lock.close()
-    return report
+    finally:
+        if locks is not None:
+            locks.close()
 
 
-def _lock(staging: Path) -> BinaryIO:
-    """Hold the staging folder; the system lets go of it when this process ends, however it does."""
-    file = (staging / "lock").open("wb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise PackError(f"another process is packing into {staging.parent}") from None
-    return file
-
-
-def _encode_all(
-    videos: tuple[VideoFile, ...],
-    staging: Path,
-    profile: Profile,
-    workers: int | None,
-    on_progress: Callable[[int, int, float], None] | None,
-) -> int:
-    """Encode every video that has no whole part yet; returns how many had one."""
-    whole = {n: _whole_part(staging, n, video) for n, video in enumerate(videos)}
+def _missing(videos: dict[int, VideoFile], staging: Path) -> list[int]:
+    """Videos that have no whole part; shards that were made of other sources are deleted."""
+    missing = missing_parts(videos, staging)
     shards = staging.parent / "shards"
-    if shards.exists() and None in whole.values():
+    if shards.exists() and missing:
         # A source changed after shards were made of it: they and their parts are no longer true.
         shutil.rmtree(shards)
-        tar_exists = {n: (staging / f"{n:06d}.tar").exists() for n in whole}
-        whole = {
-            n: p if p and (tar_exists[n] or "refused" in p) else None for n, p in whole.items()
-        }
-    open_jobs = [number for number, part in whole.items() if part is None]
-    finished = resumed = len(videos) - len(open_jobs)
-    seconds = sum(part["seconds"] for part in whole.values() if part)
-    if on_progress:
-        on_progress(finished, len(videos), seconds)
-    if not open_jobs:
-        return resumed
-    if workers is not None and workers < 1:
-        raise ConfigError(f"--workers {workers}: at least 1")
-    count = min(workers or len(os.sched_getaffinity(0)), len(open_jobs))
-    with WorkerPool(count, "matinee.pack.encode_job:EncodeJob", (str(staging), profile)) as pool:
-        for number in open_jobs:
-            pool.submit(number, (number, videos[number].id, str(videos[number].path)))
-        left = set(open_jobs)
-        while left:
-            for result in pool.results(restart=True):
-                if result.died:
-                    if result.job < 0 or result.signal not in _CRASHES:
-                        doing = f" on {videos[result.job].path}" if result.job >= 0 else ""
-                        raise MatineeError(
-                            f"a packing worker was ended{doing}: {result.died}; run the same "
-                            "command again (with fewer --workers if memory is short)"
-                        )
-                    # A file that brings the decoder down is refused, like any other bad file.
-                    reason = f"the decoder broke down on it: {result.died}"
-                    part = {"refused": reason, "seconds": 0.0}
-                    write_part(staging, result.job, part, stamp_of(videos[result.job].path))
-                elif isinstance(result.error, OSError):
-                    raise result.error
-                elif result.error is not None:
-                    raise MatineeError(
-                        f"packing {videos[result.job].path} failed in matinee itself: "
-                        f"{result.error!r}\n{result.trace}"
-                    )
-                part = _read_part(staging, result.job)
-                left.discard(result.job)
-                finished, seconds = finished + 1, seconds + part["seconds"]
-                if on_progress:
-                    on_progress(finished, len(videos), seconds)
-    return resumed
+        for number in set(videos) - set(missing):
+            part = read_part(staging, staged_name(number))
+            if part is None or not holds_its_bytes(staging, part):
+                missing.append(number)
+    return sorted(missing)
 
 
-def _read_part(staging: Path, number: int) -> dict[str, Any]:
-    part: dict[str, Any] = json.loads((staging / f"{number:06d}.json").read_bytes())
-    return part
+def _unmerged(videos: dict[int, VideoFile], missing: list[int], out: Path) -> str:
+    some = ", ".join(str(videos[number].path) for number in missing[:3])
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return (
+        f"{len(missing)} of {len(videos)} videos are not packed in {out} yet: {some}{more}; run "
+        "their --shard again, or the same command without --merge to pack them here"
+    )
 
 
-def _whole_part(staging: Path, number: int, video: VideoFile) -> dict[str, Any] | None:
+def _pack(
+    videos: dict[int, VideoFile],
+    missing: list[int],
+    staging: Path,
+    profile: Profile,
+    force: Workforce,
+    on_progress: OnProgress | None,
+) -> Packed:
+    if not missing:
+        return pack_parts(videos, [], staging, None, on_progress)
+    size = sum(stamp_of(videos[number].path)[0] for number in missing)
+    engine = force.start(staging, profile, len(missing), size)
     try:
-        part = _read_part(staging, number)
-    except (FileNotFoundError, ValueError):
-        return None
-    return part if part["stamp"] == stamp_of(video.path) else None
+        return pack_parts(videos, missing, staging, engine, on_progress)
+    finally:
+        engine.close()
 
 
 def _assemble(
-    out: Path,
-    annotations: Annotations,
-    parts: list[dict[str, Any]],
-    profile: Profile,
-    digest: str,
-    resumed: int,
+    out: Path, annotations: Annotations, staging: Path, profile: Profile, resumed: int
 ) -> PackReport:
-    files, chunks, codecs = assemble_shards(out, annotations.videos, parts)
-    pairs = list(zip(annotations.videos, parts, strict=True))
+    sizes: dict[int, int] = {}
+    prints: dict[str, str] = {}
+    durations: dict[str, float] = {}
+    refused: list[Failure] = []
+    for number, video in enumerate(annotations.videos):
+        part: dict[str, Any] | None = read_part(staging, staged_name(number))
+        if part is None:
+            raise PackError(f"{staging}: the part of {video.path} has gone")
+        prints[video.id] = part["fingerprint"]
+        if "refused" in part:
+            refused.append(Failure(str(video.path), "refused", part["refused"]))
+        else:
+            sizes[number] = part["bytes"]
+            durations[video.id] = part["frames"] * part["fps"][1] / part["fps"][0]
+    files, chunks, codecs = assemble_shards(out, annotations.videos, sizes)
     return finish_pack(
         out,
         annotations,
-        durations={
-            video.id: part["frames"] * part["fps"][1] / part["fps"][0]
-            for video, part in pairs
-            if "refused" not in part
-        },
-        refused=[
-            Failure(str(video.path), "refused", part["refused"])
-            for video, part in pairs
-            if "refused" in part
-        ],
+        durations=durations,
+        refused=refused,
         files=files,
         chunks=chunks,
         codecs=codecs,
         size=sum(row["size"] for row in files),
         profile=profile,
-        source_digest=digest,
+        source_digest=digest_of(annotations, profile, lambda video: prints[video.id]),
         resumed=resumed,
     )
-
-
-def _digest(annotations: Annotations, profile: Profile) -> str:
-    """What the pack is made from: names and sizes of the videos, samples, settings."""
-    videos = [(video.id, stamp_of(video.path)[0]) for video in annotations.videos]
-    samples = [asdict(sample) for sample in annotations.samples]
-    content = json.dumps([VERSION, videos, samples, asdict(profile)], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _existing(out: Path, digest: str) -> PackReport | None:
-    """The report of a complete pack of the same source; None when there is work to do."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return None
-    manifest, job = out / MANIFEST, out / STAGING / "job.json"
-    if manifest.exists():
-        meta = read_manifest(out)
-        if meta.get("source_digest") != digest:
-            raise PackError(
-                f"{out} already holds a pack of other videos or settings; "
-                "choose another --out, or replace it with --overwrite"
-            )
-        shutil.rmtree(out / STAGING, ignore_errors=True)
-        return _report_of(out, meta)
-    if out.is_dir() and [entry.name for entry in out.iterdir()] == [STAGING] and not job.exists():
-        return None  # stopped before it had begun
-    if not job.exists():
-        raise PackError(f"{out} exists and is no pack; choose another --out")
-    if json.loads(job.read_bytes()).get("digest") != digest:
-        raise PackError(
-            f"{out} holds an unfinished pack of other videos or settings; "
-            "choose another --out, or start anew with --overwrite"
-        )
-    return None
-
-
-def _report_of(out: Path, meta: dict[str, Any]) -> PackReport:
-    try:
-        failures = read_failures(out)
-        report = meta["report"]
-        return PackReport(
-            out, report["videos"], report["samples"], report["chunks"], report["bytes"],
-            report["seconds_of_video"], tuple(f for f in failures if f.kind == "refused"),
-            tuple(f for f in failures if f.kind == "ignored"), report["videos"], True,
-        )  # fmt: skip
-    except (KeyError, TypeError, OSError) as error:
-        raise PackError(f"{out} is a damaged pack ({error!r}): --overwrite makes it anew") from None
-
-
-def remove_pack(out: Path) -> None:
-    """Delete a pack, complete or not, and nothing that is not one.
-
-    It is renamed first, so that there is never half a pack under its name.
-    """
-    going = out.with_name(f".{out.name}.deleting")
-    shutil.rmtree(going, ignore_errors=True)
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    foreign = {entry.name for entry in out.iterdir()} - PACK_FILES if out.is_dir() else {out.name}
-    if foreign:
-        raise ConfigError(f"--overwrite leaves {out} alone: {min(foreign)!r} is no part of a pack")
-    if not (out / STAGING).is_dir():
-        try:
-            read_manifest(out)
-        except PackError as error:
-            raise ConfigError(
-                f"--overwrite leaves {out} alone, for it is no pack: {error}"
-            ) from None
-    out.rename(going)
-    shutil.rmtree(going)
 
 
 def _storage_error(out: Path, error: OSError) -> MatineeError:

@@ -15,6 +15,7 @@ from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
 from matinee.evaluation.views import parse_views
 from matinee.models.config import ModelConfig
+from matinee.pack.open import DataSet, open_data
 from matinee.tasks.config import ClassificationConfig, TaskConfig
 from matinee.training.optim.config import OptimConfig
 from matinee.training.parallel.config import ParallelConfig
@@ -46,8 +47,14 @@ class DataConfig:
     """Decoders. Default: one a core that this rank may use, at most 16."""
     threads: int | None = None
     """Decoders of one process. Default: 1, and 2 where there are more than 8 decoders."""
-    mode: Literal["processes", "threads"] = "processes"
-    """processes: nothing the training loop does slows them; threads: simple, no start-up."""
+    mode: Literal["processes", "threads", "nvdec"] = "processes"
+    """processes: nothing the training loop does slows them; threads: simple, no start-up; nvdec:
+    the GPU decodes (pip install 'matinee[gpu-decode]'), and where it cannot, processes do, which is
+    said."""
+    cache: str | None = None
+    """A folder for what was read of packs at s3://, gs:// and http(s)://. Default: none."""
+    cache_gb: float = 64.0
+    """Gigabytes that the cache may hold; what was not read for longest goes first."""
     on_error: Literal["raise", "mask"] = "raise"
     """A clip that cannot be read: stop with file and reason, or mask, count and log it (a batch
     without any clip left stops the run)."""
@@ -57,6 +64,16 @@ class DataConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--data.{name} {value}: at least 1")
+        if not self.cache_gb > 0:
+            raise ConfigError(f"--data.cache-gb {self.cache_gb}: more than 0")
+
+    def open(self) -> DataSet:
+        """The data set.
+
+        Raises:
+            PackError: there is none, or it is damaged.
+        """
+        return open_data(self.path, cache=self.cache, cache_bytes=int(self.cache_gb * 1e9))
 
 
 @dataclass(frozen=True)

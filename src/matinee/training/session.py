@@ -16,7 +16,6 @@ from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError
 from matinee.evaluation.run import evaluate_task
 from matinee.models.compile import compile_model
-from matinee.pack.open import open_data
 from matinee.spans import Spans
 from matinee.tasks.config import ContrastiveConfig
 from matinee.training.checks import check_finite, check_weights
@@ -273,7 +272,7 @@ def open_session(
     parts, stages = parts_of(config, ranks.world), stages_of(config)
     _check(config, ranks, precision, parts)
     allow_tf32(config.speed.tf32)
-    pack = open_data(config.data.path)
+    pack = config.data.open()
     # A run that goes on has all its weights in the checkpoint.
     found = find_state(folder, config, pack, ranks) if resume else None
     setup = prepare(pack, config, ranks, new_weights=found is None)

@@ -12,7 +12,6 @@ from matinee.data.batch import Batch
 from matinee.data.epochs import EpochLoader
 from matinee.errors import ConfigError
 from matinee.models.compile import compile_model
-from matinee.pack.open import open_data
 from matinee.training.config import TrainConfig
 from matinee.training.optim.build import build_optimizer
 from matinee.training.optim.schedule import growth_of_rate
@@ -108,7 +107,7 @@ def _prepare(config: TrainConfig, ranks: Ranks) -> tuple[StepRunner, EpochLoader
     optim, clip = config.optim, config.clip
     precision, _ = pick_precision(config.speed.precision, ranks.device)
     allow_tf32(config.speed.tf32)
-    setup = prepare(open_data(config.data.path), config, ranks)
+    setup = prepare(config.data.open(), config, ranks)
     stage = Stage(optim.epochs, clip.frames, clip.size, optim.batch_size)
     parts = optim.accumulate * (config.parallel.simulate_world or 1)
     loader = training_loader(setup, stage, parts)

@@ -16,7 +16,6 @@ import torch
 
 from matinee.errors import ConfigError, MatineeError
 from matinee.files import write_whole
-from matinee.pack.open import open_data
 from matinee.training.config import TrainConfig
 from matinee.training.loop import TrainResult, train
 from matinee.training.parallel.environment import RankEnvironment
@@ -194,7 +193,7 @@ def _check(config: TrainConfig) -> tuple[str, bool, list[str]]:
     before it begins; the headline metric, whether less of it is better, and facts to tell.
     """
     optim, clip = config.optim, config.clip
-    pack = open_data(config.data.path)
+    pack = config.data.open()
     with start_ranks(config.run.device, config.parallel.timeout_s) as ranks:
         setup = prepare(pack, config, ranks)
         if setup.splits.val is None:

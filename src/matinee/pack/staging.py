@@ -1,0 +1,212 @@
+"""The folder in which a pack grows: finished parts, who is at work on them, and what they are of.
+
+# Note [Parts]
+A part is a video, or a segment of a long one: `NAME.tar` with the members that go into a shard, and
+then, durably, `NAME.json` that describes them, or says why there are none ("refused"). Only with
+its JSON does a part count. It names the size and time of the source it was made from, so whoever
+continues takes what is still true. Names tell the place (`000012`, `000012-000007200`), so any
+number of workers, runs and machines can fill the folder, in any order.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import tarfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from matinee.errors import MediaError, PackError
+from matinee.files import write_whole
+from matinee.media.encode import Chunk
+from matinee.media.source import FrameFolder, Source, list_frames, open_bytes, size_of
+
+_SAMPLE = 16 * 1024  # bytes at the beginning, middle and end by which a source is told from another
+
+
+def staged_name(number: int, start: int | None = None) -> str:
+    """The name of a video's part, or of that of the segment that begins with frame `start`."""
+    return f"{number:06d}" if start is None else f"{number:06d}-{start:09d}"
+
+
+def read_part(staging: Path, name: str) -> dict[str, Any] | None:
+    """The description of a part; None if there is none."""
+    try:
+        part: dict[str, Any] = json.loads((staging / f"{name}.json").read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return part
+
+
+def holds_its_bytes(staging: Path, part: dict[str, Any]) -> bool:
+    """Whether the files of a part are still there; those that went into a shard are not."""
+    return all((staging / name).exists() for name in part["tars"])
+
+
+def write_part(staging: Path, name: str, part: dict[str, Any]) -> None:
+    """Describe a finished part; from here on it counts."""
+    write_whole(staging / f"{name}.json", json.dumps(part).encode())
+
+
+def refuse_part(staging: Path, name: str, reason: str, stamp: list[int], print_: str) -> None:
+    """Note that there will be no such part, and why."""
+    (staging / f"{name}.tar").unlink(missing_ok=True)
+    part = {"refused": reason, "seconds": 0.0, "stamp": stamp, "fingerprint": print_, "tars": []}
+    write_part(staging, name, part)
+
+
+def tar_member(name: str, data: bytes) -> tuple[bytes, int]:
+    """One tar member as bytes (header, data, padding) and the offset of its data."""
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    info.mode = 0o644
+    header = info.tobuf(tarfile.PAX_FORMAT)
+    return header + data + bytes(-len(data) % tarfile.BLOCKSIZE), len(header)
+
+
+class PartFile:
+    """Writes a part's tar, under a name of its own until it is whole.
+
+    A worker whose parent was killed may still be at the same part, on this machine or another.
+    """
+
+    def __init__(self, staging: Path, name: str) -> None:
+        self._staging, self._name = staging, name
+        self._aside = staging / f"{name}.{socket.gethostname()}.{os.getpid()}.tmp"
+        self._file: BinaryIO | None = None
+        self._chunks: list[dict[str, Any]] = []
+        self._at = 0
+
+    def add(self, member: str, start: int, chunk: Chunk) -> None:
+        """Append a chunk that begins with frame `start` as `member`.mp4, and its table."""
+        self._file = self._file or self._aside.open("wb")
+        mp4, mp4_at = tar_member(f"{member}.mp4", chunk.data)
+        table = chunk.table.to_bytes()
+        npy, npy_at = tar_member(f"{member}.packets.npy", table)
+        self._file.write(mp4)
+        self._file.write(npy)
+        extradata = base64.b64encode(chunk.format.extradata).decode()
+        self._chunks.append(
+            {
+                "start_frame": start,
+                "frames": chunk.table.num_frames,
+                "offset": self._at + mp4_at,
+                "size": len(chunk.data),
+                "table_offset": self._at + len(mp4) + npy_at,
+                "table_size": len(table),
+                "format": {**asdict(chunk.format), "extradata": extradata},
+            }
+        )
+        self._at += len(mp4) + len(npy)
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Give the part its name, and describe it by `about` and its chunks."""
+        assert self._file is not None
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        tar = self._staging / f"{self._name}.tar"
+        self._aside.replace(tar)
+        more = {"bytes": self._at, "chunks": self._chunks, "tars": [tar.name]}
+        write_part(self._staging, self._name, {**about, **more})
+
+    def discard(self) -> None:
+        """Leave nothing behind, unless the part is finished."""
+        if self._file is not None:
+            self._file.close()
+        with suppress(OSError):
+            self._aside.unlink(missing_ok=True)
+
+
+def join_segments(staging: Path, number: int, names: Sequence[str]) -> dict[str, Any]:
+    """Describe a video by the parts of its segments, in their order; returns the description.
+
+    Raises:
+        PackError: they are of different states of the source.
+    """
+    parts = [read_part(staging, name) for name in names]
+    first, chunks, at = parts[0], [], 0
+    for part in parts:
+        if part is None or first is None or part["stamp"] != first["stamp"]:
+            raise PackError(f"{staging}: parts of video {number} changed while packing")
+        for chunk in part["chunks"]:
+            for place in ("offset", "table_offset"):
+                chunk[place] += at
+            chunks.append(chunk)
+        at += part["bytes"]
+    assert first is not None
+    whole = {
+        "stamp": first["stamp"],
+        "fingerprint": first["fingerprint"],
+        "frames": sum(chunk["frames"] for chunk in chunks),
+        "fps": first["fps"],
+        "seconds": sum(part["seconds"] for part in parts if part),
+        "bytes": at,
+        "chunks": chunks,
+        "tars": [f"{name}.tar" for name in names],
+    }
+    write_part(staging, staged_name(number), whole)
+    return whole
+
+
+def fingerprint(source: Source) -> str:
+    """A source's size and samples of its bytes, in short; a copy elsewhere has the same.
+
+    Times of files are left out: a data set that was copied makes the same pack.
+    """
+    digest = hashlib.sha256()
+    try:
+        size = size_of(source)
+        digest.update(str(size).encode())
+        if isinstance(source, FrameFolder):
+            names = list_frames(source.folder).names
+            digest.update("/".join(names).encode(errors="surrogateescape"))
+            digest.update((source.folder / names[-1]).read_bytes())
+        else:
+            with open_bytes(source) as file:
+                for place in (0, (size - _SAMPLE) // 2, size - _SAMPLE):
+                    file.seek(max(0, place))
+                    digest.update(file.read(_SAMPLE))
+    except (OSError, ValueError, MediaError):
+        return "unreadable"
+    return digest.hexdigest()[:32]
+
+
+class Locks:
+    """Who may work in a staging folder; the system lets go when this process ends, however it does.
+
+    A run that ends the pack works alone; shares of it work beside each other, each share once.
+    """
+
+    def __init__(self, staging: Path, share: tuple[int, int] | None) -> None:
+        self._files: list[BinaryIO] = []
+        shared = share is not None
+        self._take(staging, "lock", fcntl.LOCK_SH if shared else fcntl.LOCK_EX, "the pack")
+        if share is not None:
+            i, n = share
+            self._take(staging, f"share-{i}-of-{n}.lock", fcntl.LOCK_EX, f"shard {i}/{n}")
+
+    def _take(self, staging: Path, name: str, kind: int, what: str) -> None:
+        file = (staging / name).open("wb")
+        self._files.append(file)
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            raise PackError(
+                f"another process is packing into {staging.parent} and holds {what}"
+            ) from None
+
+    def close(self) -> None:
+        for file in self._files:
+            file.close()
