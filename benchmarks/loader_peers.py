@@ -335,11 +335,10 @@ def by_backend(pack: Pack, decoders: Decoders) -> Callable[[list[Clip]], None]:
     video = pack.info(0).video
 
     def read_all(clips: list[Clip]) -> None:
-        jobs = []
         for number, clip in enumerate(clips):
             parts = pack.locate(video, clip.pack_frames)
-            jobs.append((number, ClipJob(0, parts, ((number % 8, clip.box),), (SIZE, SIZE))))
-        backend.submit(jobs)
+            job = ClipJob(0, parts, ((number % 8, clip.box),), (SIZE, SIZE))
+            backend.submit([(number, job)])
         left = len(clips)
         while left:
             for _, failure in backend.wait():

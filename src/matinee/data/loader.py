@@ -45,6 +45,7 @@ from matinee.data.mix import take_turns
 from matinee.data.nvdec import why_not
 from matinee.data.random import Rewound
 from matinee.data.transfer import Sent, make_transfer, send
+from matinee.data.turns import short_turns
 from matinee.errors import ClipError, ConfigError, WorkerDied
 from matinee.pack.clip import Located
 from matinee.pack.mixture import Mixture
@@ -196,7 +197,8 @@ class ClipLoader(EpochLoader):
 
     def _next(self) -> Batch:
         try:
-            return self._take()
+            with short_turns:  # a busy thread would hold every call up; see Note [Turns]
+                return self._take()
         except BaseException:
             # What was decoded ahead is dropped; the next call starts again at this very batch.
             self.close()
