@@ -9,7 +9,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, reject, settings
 from hypothesis import strategies as st
 
 from matinee.media.convert import frame_bytes
@@ -58,7 +58,9 @@ X265 = st.builds(
     lambda ending, layers, params: Encoding(
         "libx265", ending,
         {"preset": "superfast",
-         "x265-params": joined(params)
+         # x265 divides by zero where it refreshes every frame or every other one.
+         "x265-params": joined(params | {"intra-refresh": params["intra-refresh"]
+                                         if params["keyint"] > 2 else 0})
          + (f":temporal-layers={layers}" if layers and params["bframes"] >= 3 else "")
          + ":log-level=none:pools=none:frame-threads=1:rc-lookahead=10"},
     ),
@@ -144,18 +146,21 @@ def test_any_frames_of_any_gop_structure_are_those_of_sequential_decoding(codec,
     # No shrinking: encoding takes long, and the example that fails names its options.
     @settings(
         max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck),
-        database=None,
+        database=None, derandomize=True,
     )  # fmt: skip
     @given(CODECS[codec], st.integers(0, 99), st.sampled_from([5, 17, 60]), st.data())
     def check(encoding, seed, scene, data) -> None:
         if encoding.encoder not in av.codecs_available:
             pytest.skip(f"this PyAV cannot encode {encoding.encoder}")
         with tempfile.TemporaryDirectory() as folder:
-            path = film(
-                Path(folder) / f"a.{encoding.ending}", frames=COUNT, size=SIZE,
-                codec=encoding.encoder, options=encoding.options,
-                content=moving(COUNT, SIZE, seed, scene),
-            )  # fmt: skip
+            try:
+                path = film(
+                    Path(folder) / f"a.{encoding.ending}", frames=COUNT, size=SIZE,
+                    codec=encoding.encoder, options=encoding.options,
+                    content=moving(COUNT, SIZE, seed, scene),
+                )  # fmt: skip
+            except av.ArgumentError:
+                reject()  # options that the encoder does not take together
             frames = np.stack(sequential(path))
             scan, decode = decoder_of(path, path.read_bytes())
         table = scan.table

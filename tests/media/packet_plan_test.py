@@ -160,3 +160,16 @@ def test_byte_ranges_cover_every_packet_and_join_small_gaps(packets, gap):
         assert sum(start <= a and a + n <= end for start, end in ranges) == 1
     edges = {a for a, _ in packets} | {a + n for a, n in packets}
     assert all(start in edges and end in edges for start, end in ranges)
+
+
+def test_long_stretches_are_read_in_parts():
+    """A keyframe an hour: no read is longer than the limit, but a packet is never cut."""
+    sizes = [5 << 20] * 9 + [40 << 20] + [1 << 20] * 3
+    offsets = np.cumsum([0, *sizes[:-1]]).tolist()
+    ranges = byte_ranges(offsets, sizes, max_length=16 << 20)
+    assert ranges[0][0] == 0 and all(a[1] == b[0] for a, b in pairwise(ranges))
+    assert ranges[-1][1] == sum(sizes)
+    lengths = [end - start for start, end in ranges]
+    assert max(lengths) == 40 << 20 and sum(length > 16 << 20 for length in lengths) == 1
+    for offset, size in zip(offsets, sizes, strict=True):
+        assert any(start <= offset and offset + size <= end for start, end in ranges)

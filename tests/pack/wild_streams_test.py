@@ -12,6 +12,7 @@ from wild import annotate, index_refusal, make_lot, pack_and_compare, psnr, refu
 from matinee.errors import ClipError, PackError
 from matinee.media.packets import scan_packets
 from matinee.pack.index import index_videos
+from matinee.pack.reader import Pack
 
 H264 = {"preset": "veryfast", "g": "12", "bf": "0"}
 
@@ -113,6 +114,36 @@ def test_a_picture_that_changes_on_the_way_is_refused_or_read_right(tmp_path, fi
         with pytest.raises(ClipError, match="size"):
             lot.index.read(row, [8])
     lot.check_index("to kind.mkv")
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({"color_range": 2, "colorspace": 6}, {"color_range": 1, "colorspace": 6}),
+        ({"color_range": 1, "colorspace": 6}, {"color_range": 2, "colorspace": 6}),
+        ({"colorspace": 6}, {"colorspace": 1}),
+    ],
+    ids=["full to limited", "limited to full", "bt601 to bt709"],
+)
+def test_colours_that_change_on_the_way_are_refused_or_read_by_their_own(
+    tmp_path, film, first, then
+):
+    """Parameter sets in the stream say it; without a word, half of the film would be off colour."""
+    options = {"preset": "veryfast", "x264-params": "repeat-headers=1:annexb=1:bframes=0:keyint=12"}
+    parts = [
+        film(tmp_path / f"{n}.h264", frames=24, options=options, stream=tags)
+        for n, tags in enumerate((first, then))
+    ]
+    path = joined(tmp_path / "a.mkv", *parts)
+    assert "colour" in refusal(path, tmp_path / "pack")
+    try:
+        index_videos(tmp_path / "index", annotate(path))
+    except PackError:
+        return
+    pack = Pack(tmp_path / "index")
+    pack.read(0, [3])
+    with pytest.raises(ClipError, match="colours"):
+        pack.read(0, [40])
 
 
 @pytest.mark.parametrize("codec", ["libx264", "mpeg4", "mpeg2video"])

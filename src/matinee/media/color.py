@@ -9,6 +9,9 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MATRICES = {1: "bt709", 5: "bt601", 6: "bt601"}
+"""Names of FFmpeg's AVColorSpace numbers (ITU-T H.273 MatrixCoefficients)."""
+
 # ITU-T H.273 MatrixCoefficients 5/6 and 1: (Kr, Kb).
 _LUMA = {"bt601": (0.299, 0.114), "bt709": (0.2126, 0.0722)}
 

@@ -14,6 +14,7 @@ import av
 import numpy as np
 
 from matinee.errors import MediaError
+from matinee.media.color import MATRICES
 from matinee.media.packets import VideoFormat
 from matinee.media.scale import Scaler, can_scale, make_scaler
 
@@ -24,6 +25,7 @@ Pixels = Literal["i420", "rgb"]
 
 _FULL_RANGE_FORMATS = {"yuvj420p", "yuvj422p", "yuvj444p", "yuvj411p", "yuvj440p"}
 _SCALED_HERE = {"yuv420p", "yuvj420p"}
+_SAID = {True: "full range", False: "limited range"}
 _COLOR_FROM_RANGE = {True: "pc", False: "tv"}
 
 
@@ -77,7 +79,7 @@ class Converter:
         Raises:
             MediaError: the frame is of another size than the format says.
         """
-        kind = (frame.width, frame.height, frame.format.name)
+        kind = (frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range)
         if kind != self._kind or self._scaler is None:
             self._scaler = self._make(frame)
             self._kind = kind
@@ -91,6 +93,16 @@ class Converter:
                 f"{fmt.width}x{fmt.height} was expected"
             )
         name = frame.format.name
+        matrix = MATRICES.get(int(frame.colorspace), fmt.matrix)
+        ranges = {1: False, 2: True}
+        full_range = name in _FULL_RANGE_FORMATS or ranges.get(
+            int(frame.color_range), fmt.full_range
+        )
+        if (matrix, full_range) != (fmt.matrix, fmt.full_range or name in _FULL_RANGE_FORMATS):
+            raise MediaError(
+                f"the picture changes its colours to {matrix}, {_SAID[full_range]}; "
+                f"{fmt.matrix}, {_SAID[fmt.full_range]} were expected"
+            )
         if name in _SCALED_HERE and can_scale((box.height, box.width), self._size):
             return make_scaler(
                 (fmt.height, fmt.width), (box.y, box.x, box.height, box.width), self._size,

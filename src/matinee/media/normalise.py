@@ -15,6 +15,7 @@ spaced by itself. Where the source is even already, a frame's slot is its number
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 
@@ -150,6 +151,12 @@ def check_frame(frame: av.VideoFrame, source: Probe, number: int) -> None:
             f"changes its pixel format from {source.pix_fmt} to {frame.format.name} "
             f"at frame {number}"
         )
+    if (int(frame.colorspace), int(frame.color_range)) != (source.colorspace, source.color_range):
+        now = replace(source, colorspace=int(frame.colorspace), color_range=int(frame.color_range))
+        wide = {9, 10}  # BT.2020, which becomes another matrix by the picture's height
+        turned = (now.colorspace in wide) != (source.colorspace in wide)
+        if turned or (now.matrix, now.full_range) != (source.matrix, source.full_range):
+            raise MediaError(f"changes its colour matrix or range at frame {number}")
 
 
 def prepare_decoder(stream: av.VideoStream) -> None:

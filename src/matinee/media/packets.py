@@ -27,6 +27,7 @@ import numpy as np
 from matinee.errors import MediaError
 from matinee.media.source import Source, open_bytes, open_video, reason_of, video_stream
 from matinee.media.units import MPEG2, MPEG4, Picture, headers_of, settle
+from matinee.media.units.sets import ParameterSets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -204,6 +205,7 @@ def scan_packets(source: Source | bytes) -> PacketScan:
                 f"is {codec.name}, whose references between frames cannot be told from its "
                 "packets, so it cannot be indexed: pack it"
             )
+        sets = ParameterSets(codec.name, extradata)
         rows: list[tuple[int, int, int]] = []
         pictures: list[Picture] = []
         times: list[int | None] = []
@@ -218,6 +220,7 @@ def scan_packets(source: Source | bytes) -> PacketScan:
                 if rows and packet.has_sidedata("new_extradata"):
                     raise MediaError("changes its decoder setup midway: pack it")
                 payload = bytes(packet)
+                sets.one_sequence(payload)
                 picture = headers.read(payload)
                 if picture.shown > 1:
                     raise MediaError(

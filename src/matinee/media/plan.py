@@ -56,19 +56,23 @@ def packets_to_feed(
 
 
 def byte_ranges(
-    offsets: Sequence[int], sizes: Sequence[int], *, max_gap: int = 256 * 1024
+    offsets: Sequence[int],
+    sizes: Sequence[int],
+    *,
+    max_gap: int = 256 << 10,
+    max_length: int = 16 << 20,
 ) -> list[tuple[int, int]]:
     """Few (start, end) byte ranges that cover packets at `offsets` with `sizes` bytes each.
 
     Gaps of up to `max_gap` bytes (skipped packets, interleaved audio) are read along: one longer
-    read is cheaper than two.
+    read is cheaper than two. A range of several packets has at most `max_length` bytes.
     """
     ranges: list[tuple[int, int]] = []
     start = end = -1
     for offset, size in sorted(zip(offsets, sizes, strict=True)):
         if start < 0:
             start, end = offset, offset + size
-        elif offset - end <= max_gap:
+        elif offset - end <= max_gap and max(end, offset + size) - start <= max_length:
             end = max(end, offset + size)
         else:
             ranges.append((start, end))

@@ -13,6 +13,7 @@ from av.video.frame import PictureType
 
 from matinee.errors import MediaError
 from matinee.media.boxes import check_claims
+from matinee.media.color import MATRICES
 from matinee.media.source import (
     FrameFolder,
     Source,
@@ -26,8 +27,6 @@ from matinee.media.source import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Coefficients by FFmpeg's AVColorSpace number (ITU-T H.273 MatrixCoefficients).
-_MATRIX = {1: "bt709", 5: "bt601", 6: "bt601"}
 # Codecs where every packet that is shown gives exactly one frame.
 _ONE_FRAME_A_PACKET = {"h264", "hevc", "libdav1d", "av1", "mjpeg", "png"}
 # Decoders that paint a frame grey or green where what it refers to is missing, without an error.
@@ -90,7 +89,7 @@ class Probe:
     @property
     def matrix(self) -> str:
         """The YCbCr matrix, "bt601" or "bt709": as tagged, else by the usual rule of height."""
-        return _MATRIX.get(self.colorspace, "bt709" if self.height >= 720 else "bt601")
+        return MATRICES.get(self.colorspace, "bt709" if self.height >= 720 else "bt601")
 
     @property
     def full_range(self) -> bool:

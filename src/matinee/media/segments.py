@@ -36,6 +36,7 @@ from matinee.media.normalise import (
 from matinee.media.probe import Probe
 from matinee.media.source import Source, open_video, reason_of, video_stream
 from matinee.media.units import headers_of
+from matinee.media.units.sets import ParameterSets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,7 +103,7 @@ def read_packets(path: Source, source: Probe) -> StoredPackets:
         headers = headers_of(codec.name, extradata, intra_only=codec.codec.intra_only)
         if headers is None:
             raise MediaError(f"is in {codec.name}, whose keyframes are not understood")
-        sets = _ParameterSets(codec.name, extradata)
+        sets = ParameterSets(codec.name, extradata)
         base = stream.time_base or Fraction(1, 1000)
         try:
             for packet in container.demux(stream):
@@ -284,59 +285,3 @@ def _find(
 ) -> av.Packet[av.VideoStream] | None:
     wanted = (segment.pts, segment.size)
     return next((packet for packet in packets if (packet.pts, packet.size) == wanted), None)
-
-
-class _ParameterSets:
-    """Watches that the parameter sets inside packets are those that a decoder starts with.
-
-    Whoever starts at a key has only the sets of the file's header; one that was sent on the way,
-    before that key, would be missing (ITU-T Rec. H.264 §7.4.1.2.1, H.265 §7.4.2.4.2).
-    """
-
-    def __init__(self, codec: str, extradata: bytes) -> None:
-        self._extradata = extradata
-        self._h264 = codec == "h264"
-        self.watched = codec in ("h264", "hevc")
-        self._length = 0
-        if self._h264 and extradata[:1] == b"\1" and len(extradata) > 4:
-            self._length = (extradata[4] & 3) + 1
-        elif not self._h264 and len(extradata) > 22 and extradata[:3] not in (b"\0\0\0", b"\0\0\1"):
-            self._length = (extradata[21] & 3) + 1
-        self._known: set[bytes] = set()
-
-    def check(self, packet: av.Packet[av.VideoStream]) -> bool:
-        """Whether nothing but an IDR picture starts here: other entry points of H.264 take time.
-
-        Raises:
-            MediaError: the packet carries a set that the header does not hold.
-        """
-        if not self.watched:
-            return True
-        idr = not self._h264
-        # Most files have lengths before the units; their packets need not be copied.
-        data = memoryview(packet) if self._length else bytes(packet)
-        for first, end in self._units(data):
-            kind = data[first] & 31 if self._h264 else data[first] >> 1 & 63
-            if kind in ((7, 8) if self._h264 else (32, 33, 34)):
-                unit = bytes(data[first:end])
-                if unit not in self._known and unit.rstrip(b"\0") not in self._extradata:
-                    raise MediaError("changes its parameter sets on the way")
-                self._known.add(unit)
-            idr |= kind == 5
-        return idr
-
-    def _units(self, data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-        """Where each unit begins and ends; none is empty."""
-        at, size, length = 0, len(data), self._length
-        if length:
-            while at + length < size:
-                first = at + length
-                at = first + int.from_bytes(data[at:first], "big")
-                yield first, min(at, size)
-            return
-        assert isinstance(data, bytes)
-        at = data.find(b"\0\0\1")
-        while 0 <= at < size - 3:
-            end = data.find(b"\0\0\1", at + 3)
-            yield at + 3, end if end >= 0 else size
-            at = end

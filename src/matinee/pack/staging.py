@@ -27,7 +27,14 @@ from typing import Any, BinaryIO
 from matinee.errors import MediaError, PackError
 from matinee.files import write_whole
 from matinee.media.encode import Chunk
-from matinee.media.source import FrameFolder, Source, list_frames, open_bytes, size_of
+from matinee.media.source import (
+    FrameFolder,
+    Source,
+    check_readable,
+    list_frames,
+    open_bytes,
+    size_of,
+)
 
 _SAMPLE = 16 * 1024  # bytes at the beginning, middle and end by which a source is told from another
 
@@ -164,6 +171,7 @@ def fingerprint(source: Source) -> str:
     """
     digest = hashlib.sha256()
     try:
+        check_readable(source)  # opening a pipe would wait for whoever writes into it
         size = size_of(source)
         digest.update(str(size).encode())
         if isinstance(source, FrameFolder):
