@@ -94,14 +94,12 @@ class Converter:
             )
         name = frame.format.name
         matrix = MATRICES.get(int(frame.colorspace), fmt.matrix)
-        ranges = {1: False, 2: True}
-        full_range = name in _FULL_RANGE_FORMATS or ranges.get(
-            int(frame.color_range), fmt.full_range
-        )
-        if (matrix, full_range) != (fmt.matrix, fmt.full_range or name in _FULL_RANGE_FORMATS):
+        expected = fmt.full_range or name in _FULL_RANGE_FORMATS
+        full_range = {1: False, 2: True}.get(int(frame.color_range), expected)
+        if (matrix, full_range) != (fmt.matrix, expected):
             raise MediaError(
                 f"the picture changes its colours to {matrix}, {_SAID[full_range]}; "
-                f"{fmt.matrix}, {_SAID[fmt.full_range]} were expected"
+                f"{fmt.matrix}, {_SAID[expected]} were expected"
             )
         if name in _SCALED_HERE and can_scale((box.height, box.width), self._size):
             return make_scaler(

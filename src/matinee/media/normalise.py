@@ -155,6 +155,7 @@ def check_frame(frame: av.VideoFrame, source: Probe, number: int) -> None:
         now = replace(source, colorspace=int(frame.colorspace), color_range=int(frame.color_range))
         wide = {9, 10}  # BT.2020, which becomes another matrix by the picture's height
         turned = (now.colorspace in wide) != (source.colorspace in wide)
+        turned |= {now.color_range, source.color_range} == {1, 2}
         if turned or (now.matrix, now.full_range) != (source.matrix, source.full_range):
             raise MediaError(f"changes its colour matrix or range at frame {number}")
 

@@ -15,7 +15,7 @@ from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
 from matinee.evaluation.views import parse_views
 from matinee.models.config import ModelConfig
-from matinee.pack.open import DataSet, open_data
+from matinee.pack.open import DataSet, open_data, typed_secret
 from matinee.tasks.config import ClassificationConfig, TaskConfig
 from matinee.training.optim.config import OptimConfig
 from matinee.training.parallel.config import ParallelConfig
@@ -29,8 +29,8 @@ class DataConfig:
     """Which data, and who decodes it."""
 
     path: Annotated[str, tyro.conf.arg(aliases=["--data"])]
-    """The pack; several as a.pack,b.pack (each clip once an epoch), or with the part that each
-    gives as a.pack:2,b.pack:1."""
+    """The pack, a folder or an address (s3://, gs://, http(s)://); several as a.pack,b.pack (each
+    clip once an epoch), or with the part that each gives as a.pack:2,b.pack:1."""
     train_split: str | None = None
     """Samples to train on: a split, or column=value[,value…]. Default: "train" if there is one,
     else all."""
@@ -64,6 +64,11 @@ class DataConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--data.{name} {value}: at least 1")
+        if typed_secret(self.path):
+            raise ConfigError(
+                "--data holds a password or a signature, which would be written into config.json: "
+                "put it into an environment variable and name that: 'https://${MY_LOGIN}@host/my.pack'"
+            )
         if not self.cache_gb > 0:
             raise ConfigError(f"--data.cache-gb {self.cache_gb}: more than 0")
 
