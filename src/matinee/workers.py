@@ -56,6 +56,10 @@ class Result:
     signal: int = 0
 
 
+class JobTooLarge(ValueError):
+    """A job of more bytes than travel in one message."""
+
+
 class WorkerPool:
     """`count` processes, each holding one `target` object that is called with every job's payload.
 
@@ -120,7 +124,7 @@ class WorkerPool:
         message = pickle.dumps(list(jobs), protocol=pickle.HIGHEST_PROTOCOL)
         if len(message) > _MAX_JOB:
             if len(jobs) == 1:
-                raise ValueError(
+                raise JobTooLarge(
                     f"job {jobs[0][0]} needs {len(message)} bytes; at most {_MAX_JOB} travel"
                 )
             self.submit_together(jobs[: len(jobs) // 2])
@@ -256,13 +260,16 @@ def _close(jobs: socket.socket, jobs_child: socket.socket, workers: dict[int, _W
     jobs_child.close()
     for worker in workers.values():
         worker.socket.close()
-    for worker in workers.values():
-        try:
-            worker.process.wait(timeout=0.5)
-        except subprocess.TimeoutExpired:
-            worker.process.kill()
-            worker.process.wait()
-    workers.clear()
+    try:
+        for worker in workers.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(timeout=0.5)
+    finally:  # also if an interrupt came
+        for worker in workers.values():
+            if worker.process.poll() is None:
+                worker.process.kill()
+                worker.process.wait()
+        workers.clear()
 
 
 def _serve() -> None:

@@ -357,3 +357,75 @@ def test_a_worker_imports_neither_torch_nor_pyarrow():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+# --- interrupts, deaths and forks around a position ----------------------------------------------
+
+
+def test_a_position_can_be_taken_up_after_a_worker_died(clips_pack):
+    """Loading it drops what was decoded ahead; the next batch is that of the position."""
+    with make(clips_pack) as loader:
+        start = loader.state_dict()
+        expected = next(iter(loader))
+        os.kill(loader._backend.pids[0], signal.SIGKILL)
+        time.sleep(0.3)
+        loader.load_state_dict(start)
+        again = next(iter(loader))
+        assert again.samples == expected.samples and torch.equal(again.video, expected.video)
+
+
+def test_an_interrupt_before_a_batch_is_counted_leaves_the_order_right(clips_pack, monkeypatch):
+    """The batch comes again: nothing is lost, nothing is one off."""
+    with make(clips_pack) as plain:
+        expected = [batch.samples for batch in batches(plain, 6)]
+    with make(clips_pack) as loader:
+        found = [batch.samples for batch in batches(loader, 2)]
+        loader._next()  # and then, before the position is raised, Ctrl-C
+        found += [batch.samples for batch in batches(loader, 4)]
+    assert found == expected
+
+
+def test_a_fork_that_takes_up_a_position_leaves_the_parents_batches_alone(clips_pack):
+    """Answers of the parent's workers are the parent's."""
+    with make(clips_pack) as plain:
+        expected = [batch.samples for batch in batches(plain, 4)]
+    with make(clips_pack) as loader:
+        found = [batch.samples for batch in batches(loader, 1)]
+        child = os.fork()
+        if not child:
+            try:
+                loader.load_state_dict(loader.state_dict())
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        found += [batch.samples for batch in batches(loader, 3)]
+    assert found == expected
+
+
+def test_a_loader_whose_closing_was_interrupted_can_be_used_again(clips_pack, monkeypatch):
+    """And leaves no process behind."""
+    with make(clips_pack) as loader:
+        expected = next(iter(loader)).samples
+        start, pids = loader.state_dict(), loader._backend.pids
+        monkeypatch.setattr(loader._transfer, "close", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loader.close()
+        monkeypatch.undo()
+        loader.load_state_dict({**start, "taken": 0})
+        assert next(iter(loader)).samples == expected
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_clips_too_long_for_a_message_are_refused_with_what_to_do(clips_pack):
+    """A clip of tens of thousands of frames; threads take it."""
+    spec = ClipSpec(frames=40_000, size=16, sampling="uniform")
+    with (
+        make(clips_pack, clip=spec, batch_size=1, workers=1) as loader,
+        pytest.raises(ConfigError, match="threads"),
+    ):
+        next(iter(loader))

@@ -91,7 +91,9 @@ def read(small: Path, *rows: str, kind: str = "epic100", name: str = "EPIC_100_t
 
 
 def test_files_of_the_test_split_have_no_classes(small):
-    """Published without labels: times and videos only."""
+    """Published without labels: times and videos only. No files of classes are asked for."""
+    (small / "EPIC_100_verb_classes.csv").unlink()
+    (small / "EPIC_100_noun_classes.csv").unlink()
     (small / "EPIC_100_test_timestamps.csv").write_text(
         "narration_id,participant_id,video_id,start_timestamp,stop_timestamp\n"
         "P01_01_0,P01,P01_01,00:00:01.00,00:00:02.00\n"

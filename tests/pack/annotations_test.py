@@ -114,6 +114,20 @@ def test_a_link_to_another_class_s_video_gets_an_id_of_its_own(tmp_path):
     assert len({v.id for v in found.videos}) == len(found.videos)
 
 
+def test_links_to_folders_are_followed_once_and_never_upwards(tmp_path):
+    """A loop within a class, and a link to the whole, add nothing; a link elsewhere does."""
+    touch(tmp_path, "all/c/1.mp4", "all/d/2.mp4", "away/3.mp4")
+    for name, target in {"loop": ".", "up": "..", "x": "../../away", "y": "../../away"}.items():
+        (tmp_path / "all" / "c" / name).symlink_to(target)
+    found = read_class_folders(tmp_path / "all")
+    assert [v.id for v in found.videos] == ["c/1.mp4", "c/x/3.mp4", "d/2.mp4"]
+    touch(tmp_path, "split/train/c/1.mp4", "split/train/e/2.mp4", "split/val/d/3.mp4")
+    (tmp_path / "split" / "train" / "c" / "up").symlink_to("..")
+    (tmp_path / "split" / "val" / "d" / "top").symlink_to("../..")
+    found = read_class_folders(tmp_path / "split")
+    assert [v.id for v in found.videos] == ["train/c/1.mp4", "train/e/2.mp4", "val/d/3.mp4"]
+
+
 def test_a_table_gives_samples_with_times_text_and_more_columns(tmp_path):
     """All known columns, times as seconds and hh:mm:ss, blanks as None, extras as strings."""
     path = table(

@@ -178,3 +178,68 @@ def test_numbered_shards_are_counted(tmp_path):
         shard(tmp_path / f"{n:03d}.tar", {f"{n}.mp4": b"x"})
     found = read_annotations(f"webdataset:{tmp_path}/{{000..002}}.tar", VideoFinder(tmp_path))
     assert [v.id for v in found.videos] == ["000/0.mp4", "001/1.mp4", "002/2.mp4"]
+
+
+def test_shards_of_one_name_are_told_apart_by_their_folders(tmp_path, monkeypatch):
+    """Only those; another shard keeps its name alone. Splits come from the folders' names too."""
+    for name in ("train/00.tar", "val/00.tar", "test-1.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shard(tmp_path / name, {"0.mp4": b"x"})
+    files = [tmp_path / name for name in ("train/00.tar", "val/00.tar", "test-1.tar")]
+    expected = [("train/00/0.mp4", "train"), ("val/00/0.mp4", "val"), ("test-1/0.mp4", "test")]
+    assert [(s.video, s.split) for s in read(*files).samples] == expected
+    (tmp_path / "p" / "q").mkdir(parents=True)
+    for name in ("p/0.tar", "p/q/0.tar"):
+        shard(tmp_path / name, {"0.mp4": b"x"})
+    monkeypatch.chdir(tmp_path / "p" / "q")
+    ids = [v.id for v in read(Path("../0.tar"), Path("0.tar")).videos]
+    assert ids == ["p/0/0.mp4", "q/0/0.mp4"]
+
+
+def test_a_shard_without_a_split_beside_others_with_one_is_an_error(tmp_path):
+    files = [shard(tmp_path / n, {"0.mp4": b"x"}) for n in ("train-0.tar", "more.tar")]
+    plain = tmp_path / "data"
+    plain.mkdir()
+    files = [file.rename(plain / file.name) for file in files]
+    with pytest.raises(AnnotationError, match=r"'more/0.mp4' has no split"):
+        read(*files)
+
+
+def test_a_member_whose_name_is_no_text_is_refused_alone(tmp_path):
+    """Bytes of another encoding; the other members stay."""
+    path = shard(tmp_path / "a.tar", {"good.mp4": b"x", "b@d.mp4": b"y", "b@d.txt": b"t"})
+    raw = bytearray(path.read_bytes())
+    while (at := raw.find(b"b@d.")) >= 0:
+        raw[at + 1] = 0xE4
+        block = at // 512 * 512
+        raw[block + 148 : block + 156] = b" " * 8
+        total = sum(raw[block : block + 512])
+        raw[block + 148 : block + 156] = f"{total:06o}\0 ".encode()
+    path.write_bytes(raw)
+    found = read(path)
+    assert [v.id for v in found.videos] == ["a/good.mp4"]
+    assert [why for _, why in found.refused] == ["has a name that is not UTF-8"] * 2
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ('{"label": 1.5}', "label is a float"),
+        ('{"label": true}', "label is a bool"),
+        ('{"caption": {"a": 1}}', "caption is a dict"),
+        ('{"caption": ["a", 1]}', "caption is a list of other things than texts"),
+        ('{"caption": "half \\ud800"}', "caption holds half a character"),
+        ('{"caption": ["half \\ud800"]}', "caption holds half a character"),
+    ],
+)
+def test_what_json_says_is_text_or_whole_numbers_or_refused_with_its_place(tmp_path, said, words):
+    path = shard(tmp_path / "a.tar", {"0.mp4": b"x", "0.json": said.encode()})
+    with pytest.raises(AnnotationError, match=f"a.tar:0.json cannot be read: {words}"):
+        read(path)
+
+
+def test_nothing_said_in_json_is_nothing(tmp_path):
+    """null, blank, and an empty list are passed over for the next field."""
+    said = b'{"label": null, "caption": [], "text": "b", "size": 1.5}'
+    (sample,) = read(shard(tmp_path / "a.tar", {"0.mp4": b"x", "0.json": said})).samples
+    assert (sample.label, sample.text) == (None, "b")

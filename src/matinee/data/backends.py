@@ -6,6 +6,8 @@ import contextlib
 import mmap
 import os
 import queue
+import sys
+import threading
 import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -106,6 +108,7 @@ class Processes:
                     died = died or result.died
                     self.lost += [result.job] if result.job >= 0 else []
                 elif result.error is not None:
+                    result.error.add_note(result.trace)  # where in the worker it happened
                     raise result.error
                 else:
                     finished.append((result.job, result.value))
@@ -132,7 +135,13 @@ class Threads:
     ) -> None:
         self.memory = np.zeros(shape, np.uint8)
         self._decode = DecodeJob(formats, self.memory, shape)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="matinee-decode")
+        self._idents: set[int] = set()
+        self._pool = ThreadPoolExecutor(
+            threads,
+            thread_name_prefix="matinee-decode",
+            initializer=_note,
+            initargs=(self._idents,),
+        )
         self._done: _Done = queue.SimpleQueue()
         # A loader that is forgotten leaves no queue of clips to be decoded for nobody.
         self._finalizer = weakref.finalize(
@@ -155,10 +164,17 @@ class Threads:
 
     def close(self) -> None:
         self._finalizer.detach()
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        remote = sys.modules.get("matinee.pack.remote")  # that nothing local imports
+        with remote.abandoned(frozenset(self._idents)) if remote else contextlib.nullcontext():
+            self._pool.shutdown(wait=True)
 
 
 _Done = queue.SimpleQueue[tuple[int, Future[str | None]]]
+
+
+def _note(idents: set[int]) -> None:
+    idents.add(threading.get_ident())
 
 
 def _put(done: _Done, number: int, future: Future[str | None]) -> None:

@@ -51,6 +51,7 @@ from matinee.pack.clip import Located
 from matinee.pack.mixture import Mixture
 from matinee.pack.reader import Pack
 from matinee.spans import Spans
+from matinee.workers import JobTooLarge
 
 log = logging.getLogger("matinee.data")
 
@@ -63,6 +64,7 @@ class _Flight:
 
     slot: int
     epoch: int
+    batch: int
     items: NDArray[np.int64]
     plans: list[ClipPlan]
     chunks: dict[int, Located] = field(default_factory=dict)  # row → where its first frame lies
@@ -192,7 +194,13 @@ class ClipLoader(EpochLoader):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a saved position; what was decoded ahead is dropped."""
         super().load_state_dict(state)
-        self._drain()
+        try:
+            self._drain()
+        except WorkerDied:  # its clips are dropped anyway; others are started for the next batch
+            self.close()
+        except BaseException:
+            self.close()
+            raise
         self._planned = (self.epoch, self.position)
 
     def _next(self) -> Batch:
@@ -205,6 +213,10 @@ class ClipLoader(EpochLoader):
             raise
 
     def _take(self) -> Batch:
+        if self._flights and (self._flights[0].epoch, self._flights[0].batch) != (
+            self.epoch, self.position,
+        ):  # fmt: skip
+            self.close()  # an interrupt came between a batch and its being counted
         backend = self._start()
         self._planned = max(self._planned, (self.epoch, self.position))
         self._refill(backend)
@@ -272,7 +284,8 @@ class ClipLoader(EpochLoader):
     def _submit(self, backend: Backend, slot: int) -> None:
         epoch, batch = self._planned
         items = take_turns(self._items(epoch, batch), self.together)
-        flight = _Flight(slot, epoch, items, [self.plan(epoch, item) for item in items.tolist()])
+        plans = [self.plan(epoch, item) for item in items.tolist()]
+        flight = _Flight(slot, epoch, batch, items, plans)
         clips: dict[int, list[int]] = {}  # number of a clip to decode → rows of its crops
         for row, item in enumerate(items.tolist()):
             clips.setdefault(item // self.crops, []).append(row)
@@ -288,8 +301,14 @@ class ClipLoader(EpochLoader):
             self._next_number += 1
         # A few messages for each decoder, so that none has much to do when others have nothing.
         together = max(1, len(jobs) // (4 * self.workers))
-        for start in range(0, len(jobs), together):
-            backend.submit(jobs[start : start + together])
+        try:
+            for start in range(0, len(jobs), together):
+                backend.submit(jobs[start : start + together])
+        except JobTooLarge as error:
+            raise ConfigError(
+                f"clips of {self.clip.decoded_frames} frames are too long for decoding processes "
+                f"({error}): use mode 'threads'"
+            ) from None
         flight.left = len(clips)
         self._flights.append(flight)
         self._planned = (epoch, batch + 1) if batch + 1 < len(self) else (epoch + 1, 0)
@@ -380,6 +399,9 @@ class ClipLoader(EpochLoader):
 
     def _drain(self) -> None:
         """Wait for what is being decoded and forget it."""
+        if self._owner != os.getpid():  # forked: the answers are for the parent
+            self._forget()
+            return
         while self._numbers and self._backend is not None:
             self._collect(self._backend)
         self._free.extend(flight.slot for flight in self._flights if flight.sent is None)
@@ -387,10 +409,13 @@ class ClipLoader(EpochLoader):
 
     def close(self) -> None:
         """End the workers and free the batch memory."""
-        if self._backend is not None and self._owner == os.getpid():
-            self._backend.close()
-            self._transfer.close()
-        self._forget()
+        backend = self._backend
+        self._forget()  # first: an interrupt below leaves nothing that could be used again
+        if backend is not None and self._owner == os.getpid():
+            try:
+                backend.close()
+            finally:
+                self._transfer.close()
 
     def _forget(self) -> None:
         self._backend = None

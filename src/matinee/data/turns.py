@@ -9,6 +9,7 @@ While a loader prepares a batch it therefore asks for shorter turns.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from types import TracebackType
@@ -39,6 +40,13 @@ class ShortTurns:
             if not self._inside:
                 sys.setswitchinterval(self._before)
 
+    def begin_anew(self) -> None:
+        """After a fork: whoever was inside stayed in the other process."""
+        inside, self._inside, self._lock = self._inside, 0, threading.Lock()
+        if inside:
+            sys.setswitchinterval(self._before)
+
 
 short_turns = ShortTurns()
 """Of the process, for the interval is the interpreter's."""
+os.register_at_fork(after_in_child=short_turns.begin_anew)

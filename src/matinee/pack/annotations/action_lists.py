@@ -70,7 +70,9 @@ def read_hmdb51(request: Request) -> Annotations:
             where = f"{file}, line {number}"
             name, _, part = line.rpartition(" ")
             if part not in ("0", "1", "2") or not name:
-                raise AnnotationError(f"{where}: expected '<video> <0, 1 or 2>', found {line!r}")
+                raise AnnotationError(
+                    f"{where}: expected '<video> <0, 1 or 2>', found {line[:80]!r}"
+                )
             if part != "0":
                 split = "train" if part == "1" else "test"
                 found.add(where, f"{match['label']}/{name.strip()}", match["label"], split)

@@ -13,7 +13,7 @@ from typing import Any
 
 from matinee.errors import AnnotationError
 from matinee.pack.annotations.base import Annotations, VideoFile
-from matinee.pack.annotations.files import Request, check_path, read_json, split_of
+from matinee.pack.annotations.files import Request, check_path, read_json, split_of, text_field
 from matinee.pack.annotations.samples import Samples
 
 _SPLITS = {"train": "train", "validate": "val", "val": "val", "validation": "val", "test": "test"}
@@ -38,12 +38,11 @@ def read_captions(request: Request) -> Annotations:
                 name = check_path(where, str(entry["video_id"]))
                 if name in splits:
                     raise AnnotationError(f"{where}: {name!r} stands there twice")
-                given = entry.get("split")
+                given = text_field(where, entry, "split")
                 if given is not None and given not in _SPLITS:
-                    raise AnnotationError(f"{where}: the split {given!r:.40} is not known")
+                    raise AnnotationError(f"{where}: the split {given[:40]!r} is not known")
                 splits[name] = split_of(file) if given is None else _SPLITS[given]
-                category = entry.get("category")
-                categories[name] = None if category is None else str(category)
+                categories[name] = text_field(where, entry, "category")
             for where, entry in _entries(f"{file}, sentence", held["sentences"], "video_id"):
                 name = str(entry["video_id"]).strip()
                 if name not in splits:
@@ -87,7 +86,7 @@ def _entries(where: str, held: Any, key: str) -> list[tuple[str, dict[str, Any]]
     if not isinstance(held, list):
         raise AnnotationError(f"{where}s: a list was expected")
     for number, entry in enumerate(held, 1):
-        if not isinstance(entry, dict) or not isinstance(entry.get(key), (str, int)):
+        if not isinstance(entry, dict) or type(entry.get(key)) not in (str, int):
             raise AnnotationError(f"{where} {number} has no {key!r}")
     return [(f"{where} {number}", entry) for number, entry in enumerate(held, 1)]
 

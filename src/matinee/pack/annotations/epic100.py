@@ -26,7 +26,8 @@ def read_epic100(request: Request) -> Annotations:
     Narration as text, narration id as sample id, participant as the column `participant_id`. Times
     are the timestamps: the frame numbers beside them were counted at 60 a second (in all of the
     validation file), whatever the rate of the video. Videos are `<video id>.MP4`, in any folder.
-    The files of the verb and noun classes are found beside the first file, or given.
+    The files of the verb and noun classes are found beside the first file, or given; files without
+    classes need none.
 
     Raises:
         AnnotationError: no files of classes, an unknown class, a narration id twice.
@@ -46,10 +47,7 @@ def _read(request: Request, *, every_noun: bool) -> Annotations:
     files = [file for file in request.files if file.name not in _CLASSES.values()]
     if not files:
         raise AnnotationError(f"{request.files[0]} lists classes only: give EPIC_100_train.csv too")
-    keys = {
-        what: _class_keys(given.get(name, files[0].parent / name), files[0])
-        for what, name in _CLASSES.items()
-    }
+    keys: dict[str, dict[int, str]] = {}
     splits = Request(tuple(files), request.videos).splits()
     ids: list[str] = []
     names: list[str] = []
@@ -70,10 +68,16 @@ def _read(request: Request, *, every_noun: bool) -> Annotations:
             names.append(videos[name].id)
             times[0].append(start)
             times[1].append(end)
-            verb, noun = _classes(where, row, keys, every_noun)
+            verb = noun = None
+            if every_noun or "verb_class" in row or "noun_class" in row:
+                keys = keys or {
+                    what: _class_keys(given.get(name, files[0].parent / name), file)
+                    for what, name in _CLASSES.items()
+                }
+                verb, noun = _classes(where, row, keys, every_noun)
             columns["verb"].append(verb)
             columns["noun"].append(noun)
-            columns["label"].append(None if every_noun or verb is None else f"{verb} {noun}")
+            columns["label"].append(None if every_noun or not verb else f"{verb} {noun}")
             columns["split"].append(split)
             columns["text"].append(row.get("narration", "").strip() or None)
             columns["participant_id"].append(row.get("participant_id"))
@@ -103,11 +107,9 @@ def _class_keys(file: Path, beside: Path) -> dict[int, str]:
 
 def _classes(
     where: str, row: dict[str, str], keys: dict[str, dict[int, str]], every_noun: bool
-) -> tuple[str | None, str | None]:
-    """Verb and noun keys; None in files without classes."""
+) -> tuple[str, str]:
+    """Verb and noun keys."""
     nouns = "all_noun_classes" if every_noun else "noun_class"
-    if "verb_class" not in row and "noun_class" not in row and not every_noun:
-        return None, None
     found = []
     for what, column, layout in (
         ("verb", "verb_class", _NUMBER), ("noun", nouns, _LIST if every_noun else _NUMBER),

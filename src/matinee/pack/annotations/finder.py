@@ -34,7 +34,8 @@ class VideoFinder:
     def named(
         self, stems: Sequence[str], *, expected: str, hints: Sequence[str | None] = ()
     ) -> VideoFile:
-        """The video at `expected`, or the only one called like one of `stems`, in any folder.
+        """The video at `expected`, or the only one called like one of `stems`: in any folder, but
+        in none that contradicts those of `expected`.
 
         Args:
             stems: file names without their endings, the likeliest first.
@@ -47,7 +48,7 @@ class VideoFinder:
         if expected in self._ids:
             return self.at(expected)
         for stem in stems:
-            found: Sequence[str] = self._by_stem.get(stem, ())
+            found: Sequence[str] = [n for n in self._by_stem.get(stem, ()) if _agree(n, expected)]
             if len(found) > 1:
                 found = _hinted(found, hints)
             if len(found) > 1:
@@ -81,6 +82,12 @@ def plain(name: str | None) -> str:
     """A name as folders write it: small letters, one underscore for all that is no letter."""
     letters = (letter if letter.isalnum() else " " for letter in (name or "").lower())
     return "_".join("".join(letters).split())
+
+
+def _agree(found: str, expected: str) -> bool:
+    """Whether folders are equal, from the file upwards, as far as both paths have them."""
+    upwards = (map(plain, reversed(PurePosixPath(p).parent.parts)) for p in (found, expected))
+    return all(one == other for one, other in zip(*upwards, strict=False))
 
 
 def _hinted(found: Sequence[str], hints: Sequence[str | None]) -> Sequence[str]:

@@ -42,7 +42,7 @@ def read_class_folders(root: Path, *, val_fraction: float = 0.2) -> Annotations:
             bystanders += [(str(f), bystander(f) or "not in a class folder") for f in _files(outer)]
         for folder in _folders(outer) if by_split else [outer]:
             found = 0
-            for file in _walk(folder):
+            for file in _walk(folder, root):
                 if reason := bystander(file):
                     bystanders.append((str(file), reason))
                     continue
@@ -73,10 +73,24 @@ def _files(root: Path) -> list[Path]:
     return sorted(p for p in root.iterdir() if p.is_file())
 
 
-def _walk(root: Path) -> list[Path]:
+def _walk(folder: Path, root: Path) -> list[Path]:
+    """Files below a class folder. Links to folders are followed once, and never upwards."""
+
     def stop(error: OSError) -> None:
         raise AnnotationError(f"{error.filename} cannot be read: {error.strerror}")
 
-    walk = os.walk(root, onerror=stop, followlinks=True)
-    found = [Path(base) / name for base, _, names in walk for name in names]
+    seen = {_identity(root), _identity(folder.parent)}
+    found: list[Path] = []
+    for base, folders, names in os.walk(folder, onerror=stop, followlinks=True):
+        if _identity(base) in seen:
+            folders.clear()
+            continue
+        seen.add(_identity(base))
+        folders.sort()  # which of two links counts is not left to chance
+        found += [Path(base, name) for name in names]
     return sorted(path for path in found if not path.is_dir())
+
+
+def _identity(folder: str | Path) -> tuple[int, int]:
+    info = os.stat(folder)  # noqa: PTH116
+    return info.st_dev, info.st_ino

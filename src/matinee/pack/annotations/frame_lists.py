@@ -6,6 +6,7 @@ train_videofolder.txt, val_videofolder.txt, and category.txt with a class a line
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 
 from matinee.errors import AnnotationError
@@ -15,6 +16,7 @@ from matinee.pack.annotations.files import Request, check_path, split_of, text_l
 from matinee.pack.annotations.samples import Samples
 
 _FPS = Fraction(30)
+_NUMBER = re.compile("[0-9]{1,9}")
 
 
 def read_frame_lists(request: Request) -> Annotations:
@@ -37,7 +39,9 @@ def read_frame_lists(request: Request) -> Annotations:
         for (number, line), parts in zip(lines, words, strict=True):
             where = f"{file}, line {number}"
             if not _is_row(parts):
-                raise AnnotationError(f"{where}: expected 'path num_frames label', found {line!r}")
+                raise AnnotationError(
+                    f"{where}: expected 'path num_frames label', found {line[:80]!r}"
+                )
             path, frames, label = check_path(where, parts[0]), int(parts[1]), int(parts[2])
             if frames < 1:
                 raise AnnotationError(f"{where}: {path} has no frames")
@@ -72,4 +76,4 @@ def read_frame_lists(request: Request) -> Annotations:
 
 
 def _is_row(parts: list[str]) -> bool:
-    return len(parts) == 3 and parts[1].isdecimal() and parts[2].isdecimal()
+    return len(parts) == 3 and all(_NUMBER.fullmatch(part) for part in parts[1:])

@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from matinee.errors import AnnotationError
 from matinee.pack.annotations.base import Annotations, VideoFile
-from matinee.pack.annotations.files import Request, check_path, check_span, csv_rows, seconds
+from matinee.pack.annotations.files import (
+    Request,
+    check_path,
+    check_span,
+    csv_rows,
+    seconds,
+    split_of,
+)
 from matinee.pack.annotations.samples import Samples
 
 _SPLITS = {"train": "train", "val": "val", "validate": "val", "validation": "val", "test": "test"}
@@ -18,7 +25,8 @@ def read_kinetics(request: Request) -> Annotations:
     """A sample is a whole file: the clip was cut out when it was downloaded.
 
     The file of a row is `<id>_<start>_<end>` with six digits each, or `<id>`, in any folder; its
-    class folder decides between several.
+    class folder decides between several. Where the column split is blank or missing, the name of
+    the CSV file says it.
     """
     return _read(request, cut=True)
 
@@ -38,9 +46,10 @@ def _read(request: Request, *, cut: bool) -> Annotations:
         for where, row in csv_rows(file, ("youtube_id", "time_start", "time_end")):
             name = check_path(where, row["youtube_id"])
             label = row.get("label", "").strip() or None
-            split = _SPLITS.get(row.get("split", "").strip().lower())
-            if row.get("split", "").strip() and split is None:
-                raise AnnotationError(f"{where}: {row['split']!r} is neither train, val nor test")
+            given = row.get("split", "").strip()
+            split = _SPLITS.get(given.lower()) if given else split_of(file)
+            if given and split is None:
+                raise AnnotationError(f"{where}: {given[:40]!r} is neither train, val nor test")
             start, end = (seconds(where, n, row[n]) for n in ("time_start", "time_end"))
             check_span(where, start, end)
             timed = f"{name}_{round(start):06d}_{round(end):06d}"

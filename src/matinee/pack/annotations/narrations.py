@@ -21,6 +21,7 @@ from matinee.pack.annotations.plain_pickle import read_plain_pickle
 from matinee.pack.annotations.samples import Samples
 
 _BATCH = 1 << 16
+_MAX_REFUSED = 10_000
 _LAYOUT = "a list of (video, start, end, text) was expected"
 
 
@@ -28,7 +29,8 @@ def read_narrations(request: Request) -> Annotations:
     """A sample is a span in seconds; several texts become lines of one. Videos are `<video>.mp4`,
     in any folder.
 
-    A span that ends before it begins is refused and listed; published files hold some.
+    A span that ends before it begins is refused and listed; published files hold some. Beyond ten
+    thousand they are only counted.
 
     Raises:
         AnnotationError: no such pickle (see Note [Plain pickles]), or a row of another layout.
@@ -58,6 +60,7 @@ class _Table:
         self._texts: list[pa.Array] = []
         self._splits: list[pa.Array] = []
         self._refused: list[tuple[str, str]] = []
+        self._more = 0  # refused beyond `_MAX_REFUSED`
 
     def add(self, file: Path, rows: list[Any], split: str | None) -> None:
         """Take rows over, and free them as they are taken: they are the larger form.
@@ -83,10 +86,10 @@ class _Table:
             start, end = row[1], row[2]
             if type(start) not in (float, int) or type(end) not in (float, int):
                 where = f"{file}, row {number}"
-                raise AnnotationError(f"{where}: times {start!r:.40}, {end!r:.40}; {_LAYOUT}")
+                raise AnnotationError(f"{where}: times {_shown(start)}, {_shown(end)}; {_LAYOUT}")
             if not (math.isfinite(start) and math.isfinite(end) and 0 <= start < end):
                 sample = f"{video.id} (sample in row {number} of {file.name})"
-                self._refused.append((sample, f"spans {start:g}–{end:g} s, which is no span"))
+                self._refuse(sample, f"spans {start:g}–{end:g} s, which is no span")
                 continue
             text = (
                 row[3] if type(row[3]) is str else _texts(f"{file}, row {number}", row[3], budget)
@@ -104,6 +107,12 @@ class _Table:
         self._texts.append(pa.array(texts, pa.string()))
         added = len(self._videos) - count
         self._splits.append(pa.repeat(pa.scalar(split, pa.string()), added))
+
+    def _refuse(self, sample: str, reason: str) -> None:
+        if len(self._refused) < _MAX_REFUSED:
+            self._refused.append((sample, reason))
+        else:
+            self._more += 1
 
     def _add_video(self, where: str, given: Any) -> None:
         name = _text(where, given)
@@ -126,11 +135,21 @@ class _Table:
                 text=pa.chunked_array(self._texts),
             )
         )
+        if self._more:
+            more = (f"{self._more} more samples", "span nothing, as those before")
+            self._refused.append(more)
         used = set(self._videos)
         videos = {video.id: video for place, video in self._known.values() if place in used}
         return Annotations(
             tuple(videos.values()), samples, notes=notes, refused=tuple(self._refused)
         )
+
+
+def _shown(value: Any) -> str:
+    """A text or number; of all else the type, for what nests can be printed without end."""
+    if type(value) is str:
+        return repr(value[:40])
+    return repr(value) if type(value) in (int, float) else type(value).__name__
 
 
 def _text(where: str, value: Any) -> str:

@@ -127,7 +127,8 @@ def read_annotations(
 
     Raises:
         ConfigError: no such kind.
-        AnnotationError: what the reader says; files that are another kind's; no video is there.
+        AnnotationError: what the reader says, with another kind that the files look like; no video
+            is there.
     """
     name, given, rest = spec.partition(":")
     if name not in KINDS:
@@ -141,8 +142,10 @@ def read_annotations(
     if frames_fps is not None and name != "tsm":
         raise ConfigError(f"--frames-fps has no effect on {_FLAG} {name}: leave it out")
     files = _expand(rest)
-    _check_look(name, files)
-    found = kind.read(Request(files, videos, val_fraction, frames_fps))
+    try:
+        found = kind.read(Request(files, videos, val_fraction, frames_fps))
+    except AnnotationError as error:
+        raise AnnotationError(f"{error}{_hint(name, files)}") from None
     missing = videos.missing(found.videos)
     if not missing:
         return found
@@ -195,17 +198,14 @@ def _count(name: str) -> list[str]:
     return [f"{before}{number:0{width}d}{after}" for number in range(first, last + 1)]
 
 
-def _check_look(name: str, files: Sequence[Path]) -> None:
-    """Raise if no file looks like the kind and one looks like another."""
+def _hint(name: str, files: Sequence[Path]) -> str:
+    """What to try if no file looks like the kind and one looks like another."""
     looks = [_look(file) for file in files[:100]]
     if KINDS[name].looks in looks or not any(looks):
-        return
+        return ""
     look, file = next((look, file) for look, file in zip(looks, files, strict=False) if look)
     fitting = [other for other, kind in KINDS.items() if kind.looks == look]
-    raise AnnotationError(
-        f"{file} is no file of the kind {name!r}; it looks like {' or '.join(fitting)}: "
-        f"{_FLAG} {fitting[0]}:{file}"
-    )
+    return f"; {file} looks like {' or '.join(fitting)}: {_FLAG} {fitting[0]}:{file}"
 
 
 _COLUMNS = {

@@ -10,7 +10,7 @@ from typing import Any
 
 from matinee.errors import AnnotationError
 from matinee.pack.annotations.base import Annotations, VideoFile
-from matinee.pack.annotations.files import Request, check_path, read_json, split_of
+from matinee.pack.annotations.files import Request, check_path, read_json, split_of, text_field
 from matinee.pack.annotations.samples import Samples
 
 
@@ -42,24 +42,26 @@ def read_something(request: Request) -> Annotations:
     videos: dict[str, VideoFile] = {}
     labels: list[str | None] = []
     numbers: list[str | None] = []
+    texts: list[str | None] = []
     for where, entry, _ in entries:
-        name = check_path(where, str(entry["id"]))
+        name = check_path(where, text_field(where, entry, "id") or "")
         video = request.videos.named((name,), expected=f"{name}.webm")
         if video.id in videos:
             raise AnnotationError(f"{where}: the id {name!r} stands there twice")
         videos[video.id] = video
-        template = entry.get("template")
-        label = None if template is None else str(template).replace("[", "").replace("]", "")
+        template = text_field(where, entry, "template")
+        label = None if template is None else template.replace("[", "").replace("]", "")
         if label is not None and classes and label not in classes:
             raise AnnotationError(f"{where}: the class {label!r} is not in labels.json")
         labels.append(label)
+        texts.append(text_field(where, entry, "label"))
         numbers.append(None if label is None else classes.get(label))
     samples, notes = request.held_out(
         Samples.from_columns(
             list(videos),
             label=labels,
             split=[split for *_, split in entries],
-            text=[None if e.get("label") is None else str(e["label"]) for _, e, _ in entries],
+            text=texts,
             extra={"class_id": numbers} if classes else None,
         )
     )

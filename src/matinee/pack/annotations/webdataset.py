@@ -10,6 +10,7 @@ import json
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -17,7 +18,7 @@ from typing import BinaryIO
 
 from matinee.errors import AnnotationError
 from matinee.media.source import TarMember
-from matinee.pack.annotations.base import Annotations, VideoFile
+from matinee.pack.annotations.base import Annotations, VideoFile, is_text
 from matinee.pack.annotations.files import Request, split_of, unreadable
 from matinee.pack.annotations.samples import Samples
 
@@ -38,8 +39,8 @@ def read_webdataset(request: Request) -> Annotations:
     """A sample is a video in a shard, read where it lies; nothing is unpacked.
 
     `.txt` is the text (its lines are captions), `.cls` the label; of `.json` the fields caption or
-    text, and label. The split is that of the shard's name. A video's id is
-    `<shard>/<member>`.
+    text, and label. The split is that of the shard's name or folder. A video's id is
+    `<shard>/<member>`, with the shard's folder before it where two shards have one name.
 
     Links, devices, sparse files and names that leave the shard are refused and listed.
 
@@ -53,11 +54,11 @@ def read_webdataset(request: Request) -> Annotations:
     videos: list[VideoFile] = []
     beside: list[tuple[str, str]] = []
     refused: list[tuple[str, str]] = []
-    for shard in request.files:
+    for shard, stem in _stems(request.files).items():
         for entry in _entries(shard, beside, refused).values():
             if entry.video is None:
                 continue
-            name = f"{shard.name.removesuffix('.tar')}/{entry.video.name}"
+            name = f"{stem}/{entry.video.name}"
             videos.append(VideoFile(name, entry.video))
             names.append(name)
             labels.append(entry.label)
@@ -69,6 +70,17 @@ def read_webdataset(request: Request) -> Annotations:
         Samples.from_columns(names, label=labels, text=texts, split=splits)
     )
     return Annotations(tuple(videos), samples, tuple(beside), notes, tuple(refused))
+
+
+def _stems(shards: tuple[Path, ...]) -> dict[Path, str]:
+    """What each shard is called in ids."""
+    names = {shard: shard.name.removesuffix(".tar") for shard in shards}
+    uses = Counter(names.values())
+    return {
+        # abspath: the folder of `../a.tar` has a name, and links keep theirs
+        shard: f"{Path(os.path.abspath(shard)).parent.name}/{name}" if uses[name] > 1 else name  # noqa: PTH100
+        for shard, name in names.items()
+    }
 
 
 def _entries(
@@ -150,6 +162,8 @@ class _Headers:
 
 def _refusal(member: tarfile.TarInfo) -> str | None:
     path = PurePosixPath(member.name)
+    if not is_text(member.name):
+        return "has a name that is not UTF-8"
     if path.is_absolute() or ".." in path.parts or "\0" in member.name or not path.name:
         return "has a name that leaves the shard"
     if member.issym() or member.islnk():
@@ -179,11 +193,22 @@ def _say(name: str, entry: _Entry, ending: str, data: bytes) -> None:
 
 
 def _field(held: dict[str, object], *names: str) -> str | None:
-    """A text or number; a list of texts as lines."""
+    """A text or whole number; a list of texts as lines.
+
+    Raises:
+        ValueError: anything else.
+    """
     for name in names:
         value = held.get(name)
-        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+        if isinstance(value, list):
+            if not all(isinstance(text, str) for text in value):
+                raise ValueError(f"{name} is a list of other things than texts")
             value = "\n".join(" ".join(text.split()) for text in value)
-        if isinstance(value, (str, int)) and str(value).strip():
-            return str(value).strip()
+        if value is not None and type(value) not in (str, int):
+            raise ValueError(f"{name} is a {type(value).__name__}, neither text nor a whole number")
+        said = "" if value is None else str(value).strip()
+        if not is_text(said):
+            raise ValueError(f"{name} holds half a character, which is no Unicode")
+        if said:
+            return said
     return None
