@@ -67,7 +67,7 @@ def test_ctrl_c_ends_cleanly_and_says_that_the_command_continues(tmp_path, film)
     out = tmp_path / "pack"
     command = [sys.executable, "-m", "matinee", "pack", str(path.parents[1]), "--out", str(out)]
     with subprocess.Popen([*command, *FAST], stderr=subprocess.PIPE, text=True) as process:
-        while not list(out.glob(".staging/000000.*.tmp")) and process.poll() is None:
+        while not list(out.glob(".staging/*/000000.*.tmp")) and process.poll() is None:
             time.sleep(0.005)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(signal.SIGINT)

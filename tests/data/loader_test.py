@@ -429,3 +429,20 @@ def test_clips_too_long_for_a_message_are_refused_with_what_to_do(clips_pack):
         pytest.raises(ConfigError, match="threads"),
     ):
         next(iter(loader))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"sampling": "foo"}, "uniform, dense"), ({"short": "xx"}, "hold"), ({"flip": "up"}, "none")],
+)
+def test_unknown_words_of_a_spec_are_refused(settings, words):
+    """From Python nobody else checks them."""
+    with pytest.raises(ConfigError, match=words):
+        ClipSpec(**settings)
+
+
+def test_ranks_beyond_the_world_and_foreign_states_are_refused(clips_pack):
+    with pytest.raises(ConfigError, match="rank 3 of 2"):
+        make(clips_pack, rank=3, world=2)
+    with make(clips_pack) as loader, pytest.raises(ConfigError, match="no saved position"):
+        loader.load_state_dict({"epoch": 0, "x": 1})

@@ -255,6 +255,46 @@ def test_edits_that_show_a_track_over_and_over_are_refused(tmp_path):
         probe(path)
 
 
+def test_uncompressed_sound_that_was_cut_is_no_claim(tmp_path):
+    """Three edits of 140 s at 48 kHz are 20 million samples of sound, but few entries."""
+    path = tmp_path / "a.mov"
+    with av.open(str(path), "w") as file:
+        video = file.add_stream("mpeg4", rate=25)
+        video.width, video.height, video.pix_fmt = 32, 32, "yuv420p"
+        sound = file.add_stream("pcm_u8", rate=48_000, layout="mono")
+        for _ in range(4):
+            file.mux(video.encode(av.VideoFrame(32, 32, "yuv420p")))
+        file.mux(video.encode(None))
+        for _ in range(140):
+            second = av.AudioFrame.from_ndarray(
+                np.zeros((1, 48_000), np.uint8), format="u8", layout="mono"
+            )
+            second.rate = 48_000
+            file.mux(sound.encode(second))
+    data = path.read_bytes()
+    at = data.rindex(b"elst") - 4
+    (size,) = struct.unpack_from(">I", data, at)
+    edit = struct.pack(">Iii", 1000, 0, 1 << 16)
+    new = struct.pack(">I4sII", 16 + 36, b"elst", 0, 3) + 3 * edit
+    grown = bytearray(data[:at] + new + data[at + size :])
+    for parent in (b"edts", b"trak", b"moov"):
+        place = grown.rindex(parent, 0, at) - 4
+        (old,) = struct.unpack_from(">I", grown, place)
+        struct.pack_into(">I", grown, place, old + len(new) - size)
+    path.write_bytes(grown)
+    assert grown.rindex(b"soun") > grown.rindex(b"vide") and grown.rindex(b"elst") - 4 == at
+    assert probe(path).width == 32
+    with av.open(str(path)) as file:
+        assert file.streams.audio[0].duration is not None
+    # The same claim of samples that last longer than a tick would fill an index.
+    at = grown.rindex(b"stts") + 12
+    assert struct.unpack_from(">II", grown, at) == (140 * 48_000, 1)
+    struct.pack_into(">I", grown, at + 4, 2)
+    path.write_bytes(grown)
+    with pytest.raises(MediaError, match="claims 20160000 samples"):
+        probe(path)
+
+
 @pytest.mark.parametrize("size", [0, 1, 7, 2**31, 2**32 - 1])
 def test_boxes_of_any_size_are_looked_at_in_bounded_time(size, tmp_path, film):
     """A box that ends before it begins, or beyond its parent and the file."""

@@ -15,8 +15,11 @@ import pytest
 from matinee.errors import PackError
 from matinee.pack import finish, shards, writer
 from matinee.pack.annotations import Annotations, Sample, VideoFile
+from matinee.pack.encode_job import EncodeJob, Job
+from matinee.pack.index import index_videos
 from matinee.pack.profiles import make_profile
 from matinee.pack.reader import Pack
+from matinee.pack.staging import Locks
 from matinee.pack.writer import write_pack
 
 PROFILE = make_profile(preset="ultrafast", chunk_seconds=1.0)
@@ -73,9 +76,9 @@ def test_a_killed_run_continues_to_the_same_bytes(tmp_path, films, undisturbed, 
     command = [sys.executable, "-c", CODE, str(out), *map(str, films)]
     for _ in range(3):
         with subprocess.Popen(command) as process:
-            enough = len(list(out.glob(".staging/0*.json"))) + rng.randrange(3)
+            enough = len(list(out.glob(".staging/*/0*.json"))) + rng.randrange(3)
             while process.poll() is None and not (out / "pack.json").exists():
-                if len(list(out.glob(".staging/0*.json"))) >= enough:
+                if len(list(out.glob(".staging/*/0*.json"))) >= enough:
                     break
                 time.sleep(0.002)
             time.sleep(rng.random() * 0.05)
@@ -200,6 +203,77 @@ def test_a_source_that_changed_in_between_is_encoded_anew(tmp_path, film, monkey
     write_pack(fresh, annotations, PROFILE, workers=1)
     assert differing(tree(out), tree(fresh)) == []
     assert Pack(out).info(0).num_frames == 20
+
+
+def test_an_unfinished_pack_continues_after_a_source_has_grown(tmp_path, film, monkeypatch):
+    """Another size: only that film is encoded anew, and the pack is as a fresh one."""
+    a, b = (film(tmp_path / f"{n}.mp4", frames=30, seed=n) for n in range(2))
+    annotations, out = annotate([a, b]), tmp_path / "pack"
+    interrupted(out, annotations, monkeypatch)
+    size = a.stat().st_size
+    film(a, frames=45, seed=7)
+    assert a.stat().st_size != size
+    assert write_pack(out, annotations, PROFILE, workers=1).resumed == 1
+    write_pack(tmp_path / "fresh", annotations, PROFILE, workers=1)
+    assert differing(tree(out), tree(tmp_path / "fresh")) == []
+    assert Pack(out).info(0).num_frames == 45
+
+
+@pytest.mark.parametrize("make", ["pack", "index"])
+def test_overwriting_beside_a_running_pack_is_refused(tmp_path, film, make):
+    """Its lock is held until the folder has another name; the running pack ends undisturbed."""
+    long, other = film(tmp_path / "long.mp4", frames=2500), film(tmp_path / "b.mp4", frames=20)
+    out = tmp_path / "pack"
+    command = [sys.executable, "-c", CODE, str(out), str(long)]
+    with subprocess.Popen(command) as process:
+        while not list(out.glob(".staging/*/0*.tmp")) and process.poll() is None:
+            time.sleep(0.002)
+        with pytest.raises(PackError, match="another process is packing into"):
+            if make == "pack":
+                write_pack(out, annotate([other]), PROFILE, workers=1, overwrite=True)
+            else:
+                index_videos(out, annotate([other]), workers=1, overwrite=True)
+        assert process.poll() is None
+        assert process.wait(timeout=120) == 0
+    assert Pack(out).info(0).num_frames == 2500
+    assert write_pack(out, annotate([other]), PROFILE, workers=1, overwrite=True).videos == 1
+    assert Pack(out).info(0).num_frames == 20
+
+
+def test_a_worker_that_outlived_its_run_leaves_nothing_in_another_pack(tmp_path, film, monkeypatch):
+    """The run it worked for was overwritten by one of other settings: its part finds no place."""
+    annotations, out = annotate([film(tmp_path / "a.mp4", frames=30)]), tmp_path / "pack"
+    interrupted(out, annotations, monkeypatch)
+    (old,) = (path for path in (out / ".staging").iterdir() if path.is_dir())
+    job = Job(0, "a.mp4", annotations.videos[0].path, 1e18)
+    shutil.rmtree(out)
+    other = make_profile(preset="ultrafast", stride=2)
+
+    def outlive(_) -> None:
+        told = os.open(os.devnull, os.O_WRONLY)
+        with pytest.raises(FileNotFoundError):
+            EncodeJob(str(old), PROFILE, told)((0, job))
+        os.close(told)
+
+    write_pack(out, annotations, other, workers=1, on_progress=outlive)
+    write_pack(tmp_path / "fresh", annotations, other, workers=1)
+    assert differing(tree(out), tree(tmp_path / "fresh")) == []
+
+
+def test_a_folder_replaced_between_opening_and_locking_is_not_worked_in(tmp_path):
+    """The lock is then one of a folder that has gone."""
+    staging = tmp_path / "pack" / ".staging"
+    staging.mkdir(parents=True)
+    locks = Locks(staging, None)
+    locks.check()
+    (tmp_path / "pack").rename(tmp_path / "going")
+    with pytest.raises(PackError, match="run the command again"):
+        locks.check()
+    staging.mkdir(parents=True)
+    (staging / "lock").touch()
+    with pytest.raises(PackError, match="run the command again"):
+        locks.check()
+    locks.close()
 
 
 def test_an_unfinished_pack_is_not_opened_and_says_how_to_go_on(tmp_path, films, monkeypatch):

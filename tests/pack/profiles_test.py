@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from fractions import Fraction
 
 import av
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from matinee.cli import main as cli
 from matinee.errors import ConfigError
 from matinee.media.encode import ChunkEncoder
+from matinee.pack import choose
 from matinee.pack.choose import (
     CLOSE,
     ROOM,
@@ -36,7 +38,10 @@ from matinee.pack.cost import (
 )
 from matinee.pack.profiles import NAMES, make_profile
 
-ALL = candidates(stored_costs(), crf=23, preset="ultrafast", short_side=64, chunk_seconds=5)
+SETTINGS = {"crf": 23, "preset": "ultrafast", "short_side": 64, "chunk_seconds": 5}
+ALL = candidates(stored_costs(), ClipShape(16, 4), **SETTINGS)
+OWN = [p for n in (3, 5, 16) for p in candidates(stored_costs(), ClipShape(16, n), **SETTINGS)]
+OWN = [p for p in OWN if p not in ALL and p.gop <= 64]
 
 
 def noise(count: int, size=(64, 48)) -> list[av.VideoFrame]:
@@ -63,7 +68,7 @@ def encode(profile, count: int):
 # --- structure --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("profile", ALL, ids=lambda p: f"{p.name}-{p.stride}-{p.gop}")
+@pytest.mark.parametrize("profile", ALL + OWN, ids=lambda p: f"{p.name}-{p.stride}-{p.gop}")
 def test_the_cost_model_counts_on_the_table_that_the_encoder_makes(profile):
     """Order, keys and disposable frames of a real chunk, its last GOP cut short."""
     count = profile.gop + profile.gop // 2 + 7
@@ -162,7 +167,7 @@ def test_an_unmeasured_structure_has_no_estimate():
 
 # --- choice -----------------------------------------------------------------------------------
 
-SCENES = [Scene(tuple(noise(1) * 100), Fraction(25), (512, 288), "bt601")]
+SCENES = [Scene(tuple(noise(1) * 100), Fraction(25), (512, 288), "bt601", 300)]
 
 
 def table_bytes(profile, scenes, content=1.0) -> float:
@@ -229,6 +234,93 @@ def test_more_bytes_never_buy_a_slower_clip():
     ]
     fastest = [min(r.estimate.ms_per_clip for r in c.rows if r.fits) for c in found]
     assert fastest == sorted(fastest, reverse=True)
+
+
+def test_a_stride_between_the_measured_ones_gets_layers_of_its_own():
+    """Fewer frames decoded than at any measured stride; none where the stride was measured."""
+    clip = ClipShape(16, 3)
+    profiles = candidates(stored_costs(), clip, **SETTINGS)
+    assert profiles[: len(ALL)] == ALL
+    assert [(p.name, p.stride, p.gop) for p in profiles[len(ALL) :]] == [
+        ("layered", 3, gop) for gop in (6, 12, 24, 48)
+    ]
+    choice = choose_profile(
+        clip, SCENES, profiles, budget=parse_budget("6KB/frame"), measure=table_bytes
+    )
+    assert choice.profile.stride == 3
+    assert packets_fed(make_profile(stride=3), clip).total == 19.5
+    assert candidates(stored_costs(), ClipShape(16, 0), **SETTINGS) == ALL
+    for stride, own in ((8, set()), (32, {16}), (24, {12}), (17, set())):
+        more = candidates(stored_costs(), ClipShape(4, stride), **SETTINGS)[len(ALL) :]
+        assert {p.stride for p in more} == own
+
+
+def test_bits_of_a_stride_lie_between_those_of_its_neighbours():
+    """At the geometric mean of two strides, in the middle; a straight line beyond."""
+    costs = stored_costs()
+    four, eight = costs.bits["layered", 4, 32], costs.bits["layered", 8, 64]
+    sixteen = costs.bits_of("layered", 16, 128)
+    six = costs.bits_of("layered", 6, 48)
+    for kind in KINDS:
+        assert sixteen[kind] == pytest.approx(2 * eight[kind] - four[kind])
+        low, high = sorted((four[kind], eight[kind]))
+        assert low < six[kind] < high
+    assert costs.bits_of("layered", 4, 32) is four
+    assert costs.bits_of("layered", 6, 40) is None and costs.bits_of("intra", 2, 2) is None
+
+
+def test_a_uniform_clip_spreads_over_the_sampled_videos():
+    """Of long videos each frame lies in a GOP of its own, of short ones several share one."""
+    clip = parse_clip("8xuniform")
+
+    def chosen(length):
+        scenes = [replace(SCENES[0], video_frames=n) for n in (length - 10, length + 10)]
+        return choose_profile(clip, scenes, ALL, measure=table_bytes)
+
+    for length in (40, 5000):
+        choice = chosen(length)
+        assert choice.video_frames == choice.as_dict()["frames_per_video"] == length
+        for row in choice.rows:
+            assert row.estimate.fed == packets_fed(row.profile, clip, video_frames=length)
+    small = make_profile("small")
+    assert packets_fed(small, clip, video_frames=40).runs == 1
+    hour, longer = (packets_fed(small, clip, video_frames=n) for n in (10**5, 10**9))
+    assert 7.8 < hour.runs <= 8 and longer.total == hour.total
+
+
+def test_a_clip_longer_than_the_sampled_videos_is_said():
+    def note(frames):
+        scenes = [replace(SCENES[0], video_frames=frames)]
+        return choose_profile(ClipShape(16, 4), scenes, ALL, measure=table_bytes).note
+
+    assert note(61) is None and "span 61 frames" in note(60) and "have 60" in note(60)
+
+
+def test_frames_that_are_too_large_to_hold_are_decoded_again(tmp_path, film, monkeypatch):
+    path = film(tmp_path / "a.mp4", frames=200)
+    (held,) = sample_scenes([path], 64)
+    monkeypatch.setattr(choose, "HELD_BYTES", 3 * 20 * held.size[0] * held.size[1] * 3 // 2)
+    (again,) = sample_scenes([path], 64)
+    assert isinstance(held.frames, list) and not isinstance(again.frames, list)
+    assert len(held.frames) == len(again.frames) == 100
+    assert held.video_frames == again.video_frames == 200
+    for _ in range(2):
+        for one, other in zip(held.frames, again.frames, strict=True):
+            assert np.array_equal(one.to_ndarray(), other.to_ndarray())
+
+
+@pytest.mark.parametrize("text", ["9999x999", "102x100", "11x1000", "9999x2"])
+def test_clips_beyond_any_video_are_refused_at_once(text):
+    with pytest.raises(ConfigError, match=r"--for-clip .*(10,000|frames x stride)"):
+        parse_clip(text)
+
+
+def test_of_very_many_starts_evenly_spaced_ones_are_counted():
+    """Strides prime to a GOP of 1000 frames have 1000 aligned starts."""
+    profile, clip = make_profile("small", gop=1000), ClipShape(4, 7)
+    starts = range(1000)
+    total = np.mean([len(reached([s + i * 7 for i in range(4)], 4, 1000)) for s in starts])
+    assert packets_fed(profile, clip).total == pytest.approx(total, rel=0.02)
 
 
 @pytest.mark.parametrize("text", ["16", "x4", "16x0", "0x4", "16x4x2", "8xuni", "", "16×4"])

@@ -69,7 +69,7 @@ told = {"killed": len(killed), **once}
 staging = root / "broken" / ".staging"
 pack_of_two = [paths[-1], paths[0]]
 told["broken"] = pack(
-    root / "broken", pack_of_two, lambda p: list(staging.glob("000001*.tmp")) and p.videos == 1
+    root / "broken", pack_of_two, lambda p: list(staging.glob("*/000001*.tmp")) and p.videos == 1
 )
 ray.shutdown()
 print(json.dumps(told))

@@ -14,12 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from matinee.cli import main as cli
 from matinee.errors import ClipError, ConfigError, PackError
 from matinee.media.decode import Box
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.format import VERSION
+from matinee.pack.format import CHUNKS, VERSION
 from matinee.pack.profiles import make_profile
 from matinee.pack.reader import Pack
+from matinee.pack.table_file import TableFile
 from matinee.pack.writer import write_pack
 
 FRAMES = 80
@@ -158,6 +160,57 @@ def test_a_damaged_manifest_is_refused(pack_path, content):
 def test_a_manifest_without_classes_is_refused(pack_path, classes):
     edit(pack_path / "pack.json", classes=classes)
     with pytest.raises(PackError, match="classes"):
+        Pack(pack_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("profile", 5), ("profile", {"a": 1}), ("profile", {"name": "x", "stride": "4"}),
+     ("profile", []), ("bytes", "x"), ("bytes", None), ("refused", [1]), ("samples", True),
+     ("videos", -1), ("seconds_of_video", float("nan")), ("seconds_of_video", "1")],
+)  # fmt: skip
+def test_a_manifest_with_other_facts_than_a_pack_s_is_refused_in_a_line(
+    pack_path, capsys, name, value
+):
+    path = pack_path / "pack.json"
+    if name == "profile":
+        edit(path, profile=value)
+    else:
+        edit(path, report={**json.loads(path.read_text())["report"], name: value})
+    assert cli(["info", str(pack_path)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and name in error[0] and "pack.json is damaged" in error[0]
+
+
+def test_a_small_table_of_very_many_equal_rows_is_refused_unread(pack_path):
+    """Two million rows of one value take some kilobytes; `TableFile` itself reads no column."""
+    path = pack_path / "chunks.parquet"
+    table = pq.read_table(path)
+    many = pa.table({n: pa.repeat(table.column(n)[0], 2_000_000) for n in table.column_names})
+    pq.write_table(many, path)
+    assert path.stat().st_size < 200_000
+    with pytest.raises(PackError, match=r"chunks\.parquet is damaged: .* 2000000 rows"):
+        TableFile(path, CHUNKS)
+
+
+@pytest.mark.parametrize("name", ["chunks", "codecs", "files", "samples"])
+def test_a_table_with_a_column_twice_is_refused(pack_path, name):
+    path = pack_path / f"{name}.parquet"
+    table = pq.read_table(path)
+    first = table.column_names[0]
+    pq.write_table(table.append_column(first, table.column(first)), path)
+    with pytest.raises(PackError, match=rf"{name}\.parquet is damaged: .*'{first}' twice"):
+        Pack(pack_path)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("codec", "ansi"), ("codec", "tmv"), ("codec", "aac"), ("codec", "h264_cuvid"),
+     ("pix_fmt", "none-such"), ("pix_fmt", "cuda"), ("pix_fmt", "")],
+)  # fmt: skip
+def test_only_decoders_that_packs_can_hold_are_opened(pack_path, column, value):
+    rewrite(pack_path / "codecs.parquet", column, 0, value)
+    with pytest.raises(PackError, match=rf"codecs\.parquet: .*'{value}'"):
         Pack(pack_path)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import multiprocessing
 import os
 import resource
+import zlib
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,11 +18,12 @@ import pytest
 from servers import run_nginx
 
 from matinee.errors import ClipError, ConfigError
-from matinee.pack import remote
+from matinee.pack import block_cache, remote
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.block_cache import BlockCache
 from matinee.pack.profiles import make_profile
 from matinee.pack.reader import Pack
+from matinee.pack.storage import Cache
 from matinee.pack.writer import write_pack
 
 pytest.importorskip("fsspec")
@@ -72,7 +75,10 @@ def test_what_was_read_is_not_asked_for_again(web, tmp_path):
 def test_blocks_that_are_missing_between_others_are_read_alone(web, tmp_path):
     pack = Pack(web.pack, cache=tmp_path / "cache")
     same(web, pack, 0, [0, 79])
-    blocks = sorted((tmp_path / "cache").glob("*/*-*"), key=lambda p: int(p.name.split("-")[1]))
+    blocks = sorted(
+        (tmp_path / "cache" / "matinee-blocks").glob("*/*-*"),
+        key=lambda p: int(p.name.split("-")[1]),
+    )
     assert len(blocks) > 3
     blocks[1].unlink()
     web.requests()
@@ -84,7 +90,7 @@ def test_blocks_that_are_missing_between_others_are_read_alone(web, tmp_path):
 def test_a_damaged_block_is_read_anew(web, tmp_path, damage):
     pack = Pack(web.pack, cache=tmp_path / "cache")
     same(web, pack, 0, [3])
-    blocks = sorted((tmp_path / "cache").glob("*/*-*"))
+    blocks = sorted((tmp_path / "cache" / "matinee-blocks").glob("*/*-*"))
     for number, block in enumerate(blocks):
         data = bytearray(block.read_bytes())
         data[len(data) // 2] ^= 1
@@ -119,7 +125,7 @@ def test_another_pack_at_the_same_address_gets_no_blocks_of_the_old(web, tmp_pat
 def used(folder: Path) -> int:
     """Bytes of blocks, whole and being written."""
     total = 0
-    for file in folder.glob("*/*"):
+    for file in (folder / "matinee-blocks").glob("*/*"):
         with contextlib.suppress(FileNotFoundError):
             total += file.stat().st_size
     return total
@@ -150,7 +156,7 @@ def test_a_lost_count_is_made_anew(tmp_path):
     for number in range(9):
         cache.put("a", number, bytes(10_000))
     for content in (b"", b"xyz", b"\xff" * 8):
-        (tmp_path / "used").write_bytes(content)
+        (tmp_path / "matinee-blocks" / "used").write_bytes(content)
         cache.put("b", len(content), bytes(10_000))
         assert used(tmp_path) <= 100_000
 
@@ -158,7 +164,7 @@ def test_a_lost_count_is_made_anew(tmp_path):
 def test_files_of_processes_that_died_are_removed(tmp_path):
     cache = BlockCache(str(tmp_path), 50_000)
     cache.put("a", 0, bytes(1000))
-    aside = cache._path("a", 0).with_name("x-1.123.4.tmp")
+    aside = cache._path("a", 0).with_name(f"{'0' * 40}-1.123.4.1000.tmp")
     aside.write_bytes(bytes(1000))
     os.utime(aside, (0, 0))
     for number in range(20):
@@ -209,6 +215,104 @@ def test_a_full_disk_is_told_once_and_reading_goes_on(web, tmp_path, caplog):
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1 and "cache" in told[0] and "File too large" in told[0]
     assert used(tmp_path / "cache") == 0
+
+
+def test_a_disk_that_was_full_is_written_to_again(tmp_path, caplog, monkeypatch):
+    """The oldest tenth makes room; where that is not enough, a minute passes; told once."""
+    cache, now, full = BlockCache(str(tmp_path), 10**6), [1000.0], [0]
+    monkeypatch.setattr(block_cache.time, "monotonic", lambda: now[0])
+    reserve = cache._reserve
+
+    def failing(size, aside):
+        if full[0]:
+            full[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return reserve(size, aside)
+
+    monkeypatch.setattr(cache, "_reserve", failing)
+    for number in range(20):
+        cache.put("a", number, bytes(10_000))
+        os.utime(cache._path("a", number), (number, number))
+    full[0] = 1
+    cache.put("b", 0, bytes(10_000))
+    held = [n for n in range(20) if cache.get("a", n, 10_000) is not None]
+    assert cache.get("b", 0, 10_000) is not None and held == list(range(2, 20))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            full[0] = 2
+            cache.put("b", 1, bytes(10_000))
+            now[0] += 59
+            cache.put("b", 2, bytes(10_000))
+            assert cache.get("b", 1, 10_000) is cache.get("b", 2, 10_000) is None
+            now[0] += 2
+    cache.put("b", 2, bytes(10_000))
+    assert cache.get("b", 2, 10_000) is not None and len(caplog.records) == 1
+
+
+def test_files_of_others_in_the_folder_stay(tmp_path):
+    """Even where they lie in folders like the cache's own; links are not followed."""
+    cache = BlockCache(str(tmp_path), 100_000)
+    cache.put("a", 0, bytes(1000))
+    own = next((tmp_path / "matinee-blocks").glob("??"))
+    (tmp_path / "outside").mkdir()
+    block = f"{'0' * 40}-1"
+    others = [
+        tmp_path / "v1" / "film.mp4", tmp_path / "ab" / block, tmp_path / "x.tmp",
+        own / "film.mp4", own / "film.tmp", tmp_path / "matinee-blocks" / "v1" / block,
+        tmp_path / "outside" / block,
+    ]  # fmt: skip
+    for file in others:
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(bytes(200_000))
+        os.utime(file, (0, 0))
+    (tmp_path / "matinee-blocks" / "zz").symlink_to(tmp_path / "outside")
+    for number in range(30):
+        cache.put("b", number, bytes(10_000))
+    assert all(file.stat().st_size == 200_000 for file in others)
+    assert cache.get("b", 29, 10_000) is not None
+
+
+def test_caches_of_one_folder_keep_their_own_bounds(tmp_path):
+    """The first to be opened does not decide for those that follow."""
+    for limit in (10**6, 50_000):
+        cache = remote._cache(remote.Remote(cache=Cache(str(tmp_path), limit)))
+        for number in range(30):
+            cache.put(str(limit), number, bytes(10_000))
+        assert used(tmp_path) > 0.5 * min(limit, 300_000)
+    assert used(tmp_path) <= 50_000
+
+
+def test_wrong_bytes_in_the_cache_are_read_anew(web, tmp_path):
+    """Whole blocks of wrong content: the very clip that finds them is right."""
+    pack = Pack(web.pack, cache=tmp_path / "cache")
+    same(web, pack, 0, [3])
+    blocks = [*(tmp_path / "cache" / "matinee-blocks").glob("*/*-*")]
+    assert blocks
+    for block in blocks:
+        data = bytes(block.stat().st_size - 8)
+        block.write_bytes(b"MTB1" + zlib.crc32(data).to_bytes(4, "little") + data)
+    for opened in (pack, Pack(web.pack, cache=tmp_path / "cache")):
+        same(web, opened, 0, [5])
+    web.requests()
+    same(web, pack, 0, [5])
+    assert shard_requests(web) == 0
+
+
+def test_a_wrong_answer_of_the_server_does_not_last(web, tmp_path):
+    """What it sent is not kept, neither as blocks nor as a packet table."""
+    pack = Pack(web.pack, cache=tmp_path / "cache")
+    shards = [*(web.local.path / "shards").iterdir()]
+    before = [shard.read_bytes() for shard in shards]
+    for shard in shards:
+        shard.write_bytes(bytes(shard.stat().st_size))
+    try:
+        for _ in range(2):
+            with pytest.raises(ClipError):
+                pack.read(2, [3])
+    finally:
+        for shard, data in zip(shards, before, strict=True):
+            shard.write_bytes(data)
+    same(web, pack, 2, [3])
 
 
 def test_a_failing_server_is_told_with_a_cache_too(web, tmp_path, monkeypatch):

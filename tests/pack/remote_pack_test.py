@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import io
 import json
 import os
 import pickle
+import re
+import resource
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
+import time
+import urllib.parse
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +29,7 @@ from servers import run_line, run_nginx
 from matinee.cli import main
 from matinee.errors import ClipError, ConfigError, MatineeError, PackError
 from matinee.pack import clip as clip_module
-from matinee.pack import remote, shards
+from matinee.pack import remote, request, shards
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.open import open_data
 from matinee.pack.profiles import make_profile
@@ -223,6 +229,124 @@ def test_waits_between_tries_grow(line, monkeypatch):
         assert 0.7 * wait < seconds < 1.3 * wait
 
 
+def drip(client) -> None:
+    """A body that goes on for as long as someone listens, a byte every 20 ms."""
+    client.recv(65536)
+    client.sendall(
+        b"HTTP/1.1 206 Partial Content\r\nContent-Length: 5000\r\n"
+        b"Content-Range: bytes 0-4999/5000\r\n\r\n"
+    )
+    with contextlib.suppress(OSError):
+        while True:
+            client.sendall(b" ")
+            time.sleep(0.02)
+
+
+@pytest.mark.parametrize("kind", ["http", "s3"])
+def test_a_server_that_drips_is_given_up(line, hasty, monkeypatch, kind):
+    """It is never silent."""
+    monkeypatch.setattr(request, "SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(request, "SLOWEST", 1e9)
+    line.serve = drip
+    address = line.pack
+    if kind == "s3":
+        pytest.importorskip("s3fs")
+        monkeypatch.setenv("AWS_ENDPOINT_URL", line.address)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        monkeypatch.setattr(remote, "_clients", {})
+        address = "s3://films/pack"
+    with pytest.raises(PackError, match=r"slower than .* \(6 tries\)"):
+        Pack(address)
+
+
+def test_closing_a_loader_of_threads_awaits_no_silent_server(line, stored):
+    """Its threads are told to give up, those of another loader are not; the next one reads."""
+    torch = pytest.importorskip("torch")
+    from matinee.data.clips import ClipSpec
+    from matinee.data.loader import ClipLoader
+
+    spec = ClipSpec(frames=4, size=32)
+    silent, asked, serve = threading.Event(), threading.Semaphore(0), line.serve
+    end = threading.Event()
+
+    def hang(client):
+        if silent.is_set():
+            asked.release()
+            end.wait(60)
+        else:
+            serve(client)
+
+    line.serve = hang
+    pack = Pack(line.pack)
+    silent.set()
+    hung = []
+
+    def load():
+        with (
+            pytest.raises(KeyboardInterrupt),
+            ClipLoader(pack, clip=spec, batch_size=3, workers=2, mode="threads") as loader,
+        ):
+            backend = loader._start()
+            loader._refill(backend)
+            assert asked.acquire(timeout=20) and asked.acquire(timeout=20)
+            raise KeyboardInterrupt
+        hung.append(False)
+
+    thread = threading.Thread(target=load, daemon=True)
+    other = threading.Thread(target=lambda: pack.read(0, [3]), daemon=True)
+    other.start()
+    assert asked.acquire(timeout=20)
+    thread.start()
+    thread.join(15)
+    try:
+        assert hung == [False] and other.is_alive() and not remote._abandoned
+    finally:
+        silent.clear()
+        end.set()
+    other.join(20)
+    with ClipLoader(pack, clip=spec, batch_size=3, workers=2, mode="threads") as loader:
+        assert torch.any(next(iter(loader)).video != 0)
+
+
+def test_what_no_other_try_would_change_is_told_at_once(web, line, hasty, monkeypatch):
+    """An https:// address of a server without; names, profiles and endpoints that cannot be."""
+    with pytest.raises(PackError, match="SSL") as caught:
+        Pack(web.pack.replace("http://", "https://"))
+    assert "tries" not in str(caught.value)
+    pytest.importorskip("s3fs")
+    for name, value, address, words in (
+        ("AWS_REGION", "us-east-1", "s3://BAD_bucket!/x", "bucket"),
+        ("AWS_PROFILE", "nosuch", "s3://films/x", "nosuch"),
+        ("AWS_ENDPOINT_URL", "notaurl", "s3://films/x", "notaurl"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(remote, "_clients", {})
+            patch.setenv("AWS_ENDPOINT_URL", line.address)
+            patch.setenv("AWS_ACCESS_KEY_ID", "test")
+            patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+            patch.setenv(name, value)
+            with pytest.raises(PackError, match=words) as caught:
+                Pack(address)
+            assert "tries" not in str(caught.value)
+
+
+def test_a_full_temporary_folder_is_told(web, tmp_path, monkeypatch):
+    """With its name, how much is needed, and how to name another."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+        with pytest.raises(PackError, match=r"TMPDIR") as caught:
+            Pack(web.pack)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(tmp_path) in str(caught.value) and re.search(r"needs \d+ bytes", str(caught.value))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(PackError, match=r"No such file.*TMPDIR"):
+        Pack(web.pack)
+
+
 @pytest.mark.parametrize("status", ["403 Forbidden", "404 Not Found", "400 Bad Request"])
 def test_what_cannot_pass_is_told_at_once(line, status):
     pack = Pack(line.pack)
@@ -337,13 +461,23 @@ def test_secrets_of_an_address_are_sent_and_never_shown(line, hasty):
 def test_addresses_in_the_errors_of_libraries_lose_what_is_secret():
     """However they write them."""
     text = "cannot reach url='https://me:h%75sh@host:1/a/b?sig=hidd%65n&x=1' now"
-    assert remote._words(OSError(text)) == "OSError: cannot reach url='https://host:1/a/b' now"
+    assert request.words(OSError(text)) == "OSError: cannot reach url='https://host:1/a/b' now"
 
 
-@pytest.mark.parametrize("address", ["ftp://host/x", "file:///x", "http://", "s3://key@bucket/x"])
+@pytest.mark.parametrize(
+    "address",
+    ["ftp://host/x", "file:///x", "http://", "s3://key@bucket/x", "http://127.0.0.1:99999/x",
+     "http://[::1/x", "http://h:abc/x", "http://me:hush/@h/x", "HTTPS://h:abc/x"],
+)  # fmt: skip
 def test_addresses_that_cannot_be_read_are_refused(address):
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         Pack(address)
+    assert "hush" not in str(caught.value)
+
+
+def test_the_kind_of_an_address_may_be_in_capitals(web):
+    pack = Pack(web.pack.replace("http://", "HTTP://"))
+    assert pack.path == web.pack and pack.read(0, [3]).any()
 
 
 def test_a_forked_process_reads_too(web, stored):
@@ -485,6 +619,88 @@ def test_an_object_of_a_bucket_that_was_replaced_is_noticed(bucket, made):
         bucket.client.put_object(Bucket="films", Key=key, Body=data)
         remote._client("s3").sizes.clear()
     assert pack.read(1, [0]).any()
+
+
+# --- a server that speaks Google's JSON interface -----------------------------------------------
+
+
+@pytest.fixture
+def google(made, monkeypatch):
+    """The pack in a bucket; `faults` are statuses to answer with, `asked` the requests."""
+    pytest.importorskip("gcsfs")
+    faults: list[int] = []
+    asked: list[str] = []
+
+    class Objects(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            place = urllib.parse.urlsplit(self.path)
+            found = re.fullmatch(r"(?:/download)?/storage/v1/b/films/o/(.+)", place.path)
+            name = urllib.parse.unquote(found[1]) if found else ""
+            file = made / name.removeprefix("sets/")
+            status, body = 200, b""
+            if faults:
+                status = faults.pop(0)
+                error = {"code": status, "message": "a reason"}
+                body = json.dumps({"error": error}).encode()
+            elif not name or not file.is_file():
+                status = 404
+            elif place.path.startswith("/download"):
+                first, last = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"]).groups()
+                status, body = 206, file.read_bytes()[int(first) : int(last) + 1]
+            else:
+                size = file.stat().st_size
+                body = json.dumps({"name": name, "bucket": "films", "size": str(size)}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Objects) as server:
+        server.daemon_threads, server.block_on_close = True, False
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}).start()
+        monkeypatch.setattr(remote, "_clients", {})
+        monkeypatch.setenv("NO_GCE_CHECK", "true")  # nothing else is asked for credentials
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_address[1]}")
+        yield faults, asked, "gs://films/sets/my pack"
+        server.shutdown()
+
+
+def test_clips_of_a_google_bucket_are_the_frames_of_the_stored_files(google, stored):
+    """In one request, once the size of the file is known."""
+    _, asked, address = google
+    pack = Pack(address)
+    check(pack, stored)
+    asked.clear()
+    pack.read(2, [3, 4])
+    assert len(asked) == 1
+    with pytest.raises(PackError, match="no pack"):
+        Pack("gs://films/none")
+
+
+def test_failures_of_a_google_bucket_are_overcome_or_told(google, hasty, stored, caplog):
+    """With as many requests as elsewhere, and nothing else in the log."""
+    faults, asked, address = google
+    pack = Pack(address)
+    check(pack, stored, [[3]])
+    faults[:] = [503, 429, 502]
+    check(pack, stored, [[3, 4]])
+    for status, requests in ((503, 6), (401, 1), (400, 1), (404, 1)):
+        faults[:] = [status] * 50
+        asked.clear()
+        with pytest.raises(ClipError, match="no such file" if status == 404 else str(status)):
+            pack.read(0, [3])
+        assert len(asked) == requests
+    faults[:] = [403] * 50
+    with pytest.raises(ClipError, match="denied"):
+        pack.read(0, [3])
+    faults.clear()
+    assert not [record for record in caplog.records if record.name.startswith("gcsfs")]
 
 
 def test_without_the_package_the_install_command_is_told(monkeypatch):

@@ -93,7 +93,7 @@ def test_segments_make_the_same_pack_byte_for_byte(tmp_path, long_films, at_once
     out = tmp_path / "pack"
 
     def look(_) -> None:
-        names.update(path.name for path in (out / ".staging").glob("*-*.json"))
+        names.update(path.name for path in (out / ".staging").glob("*/*-*.json"))
 
     report = write(out, annotate(*long_films), monkeypatch, 2.0, on_progress=look)
     assert sum(name.startswith("000000-") for name in names) >= 4
@@ -112,16 +112,16 @@ def test_a_long_video_killed_in_the_middle_continues_with_its_segments(
     for wanted in (1, 3):
         with subprocess.Popen(command) as process:
             while process.poll() is None:
-                if len(list(out.glob(".staging/00000?-*.json"))) >= wanted:
+                if len(list(out.glob(".staging/*/00000?-*.json"))) >= wanted:
                     break
                 time.sleep(0.002)
             process.kill()
-    kept = {p.name: p.stat().st_mtime_ns for p in out.glob(".staging/00000?-*.json")}
+    kept = {p.name: p.stat().st_mtime_ns for p in out.glob(".staging/*/00000?-*.json")}
     assert len(kept) >= 3 and not (out / "pack.json").exists()
     seen: dict[str, int] = {}
 
     def look(_) -> None:
-        for path in (out / ".staging").glob("00000?-*.json"):
+        for path in (out / ".staging").glob("*/00000?-*.json"):
             seen[path.name] = path.stat().st_mtime_ns
 
     write(out, annotate(*long_films), monkeypatch, 2.0, on_progress=look)
@@ -156,7 +156,7 @@ def test_a_crash_in_a_segment_refuses_the_video_and_packs_the_others(tmp_path, f
     out, killed, main = tmp_path / "p", [], threading.get_native_id()
 
     def kill_once() -> None:
-        while not list((out / ".staging").glob("000000-*.tmp")):
+        while not list((out / ".staging").glob("*/000000-*.tmp")):
             time.sleep(0.001)
         children = Path(f"/proc/self/task/{main}/children").read_text()
         for pid in map(int, children.split()):
@@ -177,7 +177,7 @@ def test_segments_of_other_lengths_are_not_taken(tmp_path, long_films, at_once, 
     stopped = []
 
     def stop(_) -> None:
-        if len(list((out / ".staging").glob("*-*.json"))) >= 3:
+        if len(list((out / ".staging").glob("*/*-*.json"))) >= 3:
             stopped.append(True)
             raise KeyboardInterrupt
 
@@ -208,7 +208,7 @@ def test_a_changed_file_of_the_same_size_is_noticed_by_a_complete_pack(tmp_path,
 
 def test_a_file_that_grows_while_it_is_packed_is_refused(tmp_path, film):
     """A recording still going on; the others are packed."""
-    good, bad = (film(tmp_path / f"{n}.mkv", frames=200, seed=n) for n in range(2))
+    good, bad = (film(tmp_path / f"{n}.mkv", frames=k, seed=k) for n, k in enumerate((50, 1500)))
 
     def grow(progress) -> None:
         if progress.videos == 1:
@@ -220,6 +220,29 @@ def test_a_file_that_grows_while_it_is_packed_is_refused(tmp_path, film):
     assert [(Path(f.path).name, f.reason) for f in report.refused] == [
         ("1.mkv", "changed while it was being packed")
     ]
+
+
+def test_a_file_replaced_while_its_segments_are_packed_is_packed_as_it_is_now(
+    tmp_path, film, monkeypatch
+):
+    """The pack of the new film, known by the new film's bytes: run again, it is complete."""
+    gop = {"preset": "ultrafast", "g": "30"}
+    path = film(tmp_path / "a.mp4", frames=600, options=gop)
+    new = film(tmp_path / "new.mp4", frames=300, options=gop, seed=5)
+    out, replaced = tmp_path / "pack", []
+
+    def replace_it(_) -> None:
+        if not replaced and list((out / ".staging").glob("*/000000-*.json")):
+            shutil.copyfile(new, tmp_path / "copy")
+            (tmp_path / "copy").replace(path)
+            replaced.append(True)
+
+    report = write(out, annotate(path), monkeypatch, 2.0, workers=1, on_progress=replace_it)
+    assert replaced and "changed" in report.uncut[0][1]
+    write(tmp_path / "fresh", annotate(path), monkeypatch, 2.0)
+    assert Pack(out).info(0).num_frames == 300
+    assert differing(out, tmp_path / "fresh") == []
+    assert write(out, annotate(path), monkeypatch, 2.0).was_complete
 
 
 @pytest.mark.parametrize("kind", ["hourly", "irregular hours", "one instant", "negative"])

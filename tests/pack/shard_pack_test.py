@@ -51,7 +51,7 @@ def test_shares_in_any_order_merge_into_the_pack_of_one_run(tmp_path, films, by_
         report = write_share(out, annotations, PROFILE, (i, 3), workers=1)
         assert isinstance(report, ShareReport)
         assert (report.videos, report.done) == (len(range(i - 1, 8, 3)), 0)
-    parts = {p.name: p.stat().st_mtime_ns for p in (out / ".staging").glob("0*.json")}
+    parts = {p.name: p.stat().st_mtime_ns for p in (out / ".staging").glob("*/0*.json")}
     assert len(parts) == 8
     report = write_pack(out, annotations, PROFILE, merge=True)
     assert report.resumed == 8 and report.realtime_factor == 0
@@ -120,7 +120,7 @@ def test_a_share_that_is_at_work_is_not_done_twice_nor_merged(tmp_path, films, f
     annotations = annotate(long)
     command = [sys.executable, "-c", CODE, str(out), "1", *map(str, long)]
     with subprocess.Popen(command) as process:
-        while not list((out / ".staging").glob("000000.*.tmp")) and process.poll() is None:
+        while not list((out / ".staging").glob("*/000000.*.tmp")) and process.poll() is None:
             time.sleep(0.002)
         with pytest.raises(PackError, match="another process"):
             write_share(out, annotations, PROFILE, (1, 2), workers=1)
@@ -129,8 +129,42 @@ def test_a_share_that_is_at_work_is_not_done_twice_nor_merged(tmp_path, films, f
                 write_pack(out, annotations, PROFILE, merge=merge, workers=1)
         assert process.poll() is None
         assert write_share(out, annotations, PROFILE, (2, 2), workers=1).videos == 4
-        assert list((out / ".staging").glob("000000.*")), "the other share's file was deleted"
+        assert list((out / ".staging").glob("*/000000.*")), "the other share's file was deleted"
         process.kill()
+
+
+def test_shares_of_another_number_are_refused_and_touch_nothing(tmp_path, films, film):
+    """While one is at work, whose files would be theirs, and afterwards; the whole is not."""
+    out = tmp_path / "pack"
+    long = [film(tmp_path / "long.mp4", frames=2500), *films]
+    command = [sys.executable, "-c", CODE, str(out), "1", *map(str, long)]
+    with subprocess.Popen(command) as process:
+        while not list((out / ".staging").glob("*/000000.*.tmp")) and process.poll() is None:
+            time.sleep(0.002)
+        with pytest.raises(PackError, match=r"2 shares, not 3: give --shard i/2") as error:
+            write_share(out, annotate(long), PROFILE, (1, 3), workers=1)
+        assert "\n" not in str(error.value)
+        assert process.poll() is None
+        assert list((out / ".staging").glob("*/000000.*")), "the other share's file was deleted"
+        process.kill()
+    with pytest.raises(PackError, match="2 shares"):
+        write_share(out, annotate(long), PROFILE, (2, 3), workers=1)
+
+
+def test_a_whole_run_that_stopped_may_be_ended_in_shares(tmp_path, films, by_one):
+    """It was in no shares: any number may follow."""
+    out, annotations = tmp_path / "pack", annotate(films)
+
+    def stop(progress) -> None:
+        if progress.videos == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_pack(out, annotations, PROFILE, workers=1, on_progress=stop)
+    for i in (1, 2, 3):
+        write_share(out, annotations, PROFILE, (i, 3), workers=1)
+    write_pack(out, annotations, PROFILE, merge=True)
+    assert tree(out) == by_one
 
 
 @pytest.mark.parametrize("share", [(0, 2), (3, 2), (1, 0)])

@@ -204,7 +204,7 @@ def test_a_file_that_brings_its_worker_down_is_refused_and_the_others_packed(tmp
 
     def kill_after_the_first(progress) -> None:
         if progress.videos == 1 and not killed:
-            while not list((tmp_path / "p" / ".staging").glob("000001.*.tmp")):
+            while not list((tmp_path / "p" / ".staging").glob("*/000001.*.tmp")):
                 time.sleep(0.002)
             children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text()
             for pid in map(int, children.split()):

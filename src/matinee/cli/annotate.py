@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from matinee.cli.common import busy, err, out, parse, write_json
-from matinee.cli.pack import asks_for_kinds, frame_rate, tell_refused
+from matinee.cli.pack import asks_for_kinds, frame_rate, refuse_address, tell_refused
 from matinee.errors import ConfigError
 from matinee.pack.annotate import annotate_pack
 from matinee.pack.annotations.registry import read_annotations
@@ -45,6 +45,7 @@ def main(args: Sequence[str]) -> int:
     if asks_for_kinds(args):
         return 0
     command = parse(AnnotateCommand, args, "annotate")
+    refuse_address(command.pack, "PACK")
     if not 0 <= command.val_fraction < 1:
         raise ConfigError(f"--val-fraction {command.val_fraction}: at least 0, below 1")
     fps: Fraction | None = frame_rate(command.frames_fps)

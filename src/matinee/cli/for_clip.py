@@ -47,7 +47,7 @@ def profile_of(
     clip = parse_clip(command.for_clip)
     budget = parse_budget(command.budget) if command.budget is not None else None
     profiles = candidates(
-        stored_costs(), crf=command.crf, preset=command.preset, short_side=command.short_side,
+        stored_costs(), clip, crf=command.crf, preset=command.preset, short_side=command.short_side,
         chunk_seconds=command.chunk_seconds,
     )  # fmt: skip
     with counting("sampling", "videos") as step:
@@ -95,6 +95,8 @@ def show(choice: Choice, say: Console) -> None:
     say.print(table)
     cpu = stored_costs().machine.get("cpu", "the reference machine")
     say.print(f"bytes: {choice.sample}; ms: one core of {cpu}, ratios hold on others")
+    if choice.note is not None:
+        say.print(choice.note)
     say.print(f"chosen: {flags_of(choice.profile)}: {choice.reason}")
 
 

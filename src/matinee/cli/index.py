@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matinee.cli.common import counting, err, parse
-from matinee.cli.pack import Source, asks_for_kinds, tell
+from matinee.cli.pack import Source, asks_for_kinds, refuse_address, tell
 from matinee.pack.index import index_videos
 
 
@@ -27,6 +27,8 @@ def main(args: Sequence[str]) -> int:
     if asks_for_kinds(args):
         return 0
     command = parse(IndexCommand, args, "index")
+    refuse_address(command.folder, "FOLDER")
+    refuse_address(command.out, "--out")
     annotations = command.read()
     for note in annotations.notes:
         err.print(note)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
@@ -133,6 +134,8 @@ def main(args: Sequence[str]) -> int:
     if asks_for_kinds(args):
         return 0
     command = parse(PackCommand, args, "pack")
+    refuse_address(command.folder, "FOLDER")
+    refuse_address(command.out, "--out")
     because = "--images" if command.images else None
     if because is None and command.labels is None and command.annotations is None:
         because = images_because(command.folder)
@@ -239,6 +242,17 @@ def tell_refused(say: Console, refused: Sequence[Failure], file: str, *, skip_ba
     if len(refused) > 5:
         say.print(f"  … and {len(refused) - 5} more")
     return 0 if skip_bad else 1
+
+
+def refuse_address(path: Path, what: str) -> None:
+    """Refuse an address, which a path holds with one slash; nothing of it is shown.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    found = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", str(path))
+    if found:
+        raise ConfigError(f"{what} {found[1]}://…: local packs only; copy it to or from there")
 
 
 def asks_for_kinds(args: Sequence[str]) -> bool:

@@ -97,6 +97,15 @@ class ClipSpec:
     """Start dense clips at multiples of `stride`, where a layered pack decodes fastest."""
 
     def __post_init__(self) -> None:
+        for name, value, known in (
+            ("sampling", self.sampling, ("uniform", "dense")),
+            ("short", self.short, ("loop", "hold", "refuse")),
+            ("modality", self.modality, ("rgb", "difference")),
+            ("crop", self.crop, ("random-resized", "multi-scale", "center", "pad")),
+            ("flip", self.flip, ("none", "horizontal")),
+        ):
+            if value not in known:
+                raise ConfigError(f"--clip.{name} {value!r}: one of {', '.join(known)}")
         checks = [
             (self.frames >= 1, f"--clip.frames {self.frames}: a clip needs at least 1 frame"),
             (self.stride >= 1, f"--clip.stride {self.stride}: at least 1"),

@@ -90,6 +90,8 @@ class EpochLoader(ABC):
         self.pack, self.clip, self.views = pack, clip, views
         self.classes = classes or pack.classes
         self.batch_size, self.group = batch_size, group
+        if not 0 <= rank < world:
+            raise ConfigError(f"rank {rank} of {world}: ranks are numbered 0 … world - 1")
         self.rank, self.world, self.together = rank, world, together
         self.seed, self.device = seed, torch.device(device)
         self.all_samples = pack.select(split)
@@ -188,6 +190,9 @@ class EpochLoader(ABC):
         Raises:
             ConfigError: the state is of another seed or does not fit this loader.
         """
+        missing = {"epoch", "taken", "seed", "items"} - set(state)
+        if missing:
+            raise ConfigError(f"no saved position of a loader: it has no {min(missing)!r}")
         if state["items"] != self._digest:
             raise ConfigError("the saved position is of other samples, repeats or crops")
         if state["seed"] != self.seed:

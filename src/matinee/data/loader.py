@@ -86,6 +86,8 @@ class ClipLoader(EpochLoader):
         batch_size: clips a batch.
         views: None for training (random clips, shuffled, incomplete last batch dropped); (temporal,
             spatial) for evaluation: every view of every sample once, in order, nothing dropped.
+            Several ranks have equally many batches, for which the last shares begin again with the
+            first samples: of clips of the same `index` and view count one, as `matinee eval` does.
         repeats: different clips of each sample in one training epoch, anywhere in its order.
         clips: different clips of each sample (other frames, other crops) that are in one batch, as
             contrastive learning on video compares them (arXiv 2104.14558, §3).

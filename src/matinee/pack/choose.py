@@ -11,7 +11,7 @@ only ratios matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import islice
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from matinee.errors import ConfigError, MediaError
 from matinee.media.encode import ChunkEncoder
 from matinee.media.normalise import normalised_frames, target_size
-from matinee.media.probe import probe
+from matinee.media.probe import Probe, probe
 from matinee.media.source import Source
 from matinee.pack.cost import ClipShape, Costs, Estimate, estimate, stored_costs
 from matinee.pack.profiles import Profile, make_profile
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import av
 
 VIDEOS, SKIP_SECONDS, SAMPLE_SECONDS = 3, 4.0, 4.0
+HELD_BYTES = 512 << 20  # of pictures in memory; more are decoded again for each encode
 ROOM = 1.5  # without a budget: this many times the bytes of the smallest profile
 CLOSE = 1.05  # of profiles that are this much slower than the fastest, the smallest is taken
 _UNITS = {"b": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9}
@@ -84,7 +85,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Choice:
-    """The profile taken, why, and the table it was taken from (fastest first)."""
+    """The profile taken, why, and the table it was taken from (fastest first).
+
+    `video_frames`: of the sampled videos, on average; a uniform clip spreads over so many.
+    """
 
     profile: Profile
     reason: str
@@ -93,6 +97,17 @@ class Choice:
     limit: float
     content: float
     sample: str
+    video_frames: int
+
+    @property
+    def note(self) -> str | None:
+        """Why the estimate may not hold."""
+        if self.clip.span <= self.video_frames:
+            return None
+        return (
+            f"{self.clip} clips span {self.clip.span} frames, the sampled videos have "
+            f"{self.video_frames} on average: the table is of clips in longer videos"
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -105,6 +120,7 @@ class Choice:
             "reason": self.reason,
             "limit_bytes_per_frame": round(self.limit, 1),
             "sample": self.sample,
+            "frames_per_video": self.video_frames,
             "bytes_over_reference_footage": round(self.content, 4),
             "reference_machine": dict(stored_costs().machine),
             "table": [row.as_dict() for row in self.rows],
@@ -113,12 +129,34 @@ class Choice:
 
 @dataclass(frozen=True)
 class Scene:
-    """Some normalised frames of one video."""
+    """Some normalised frames of one video, which has `video_frames` in all."""
 
-    frames: tuple[av.VideoFrame, ...]
+    frames: Collection[av.VideoFrame]
     fps: Fraction
     size: tuple[int, int]
     matrix: str
+    video_frames: int
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Frames that are too large to hold, decoded each time anew."""
+
+    path: Source
+    probe: Probe
+    size: tuple[int, int]
+    skip: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __contains__(self, frame: object) -> bool:
+        return any(frame is own for own in self)
+
+    def __iter__(self) -> Iterator[av.VideoFrame]:
+        frames = normalised_frames(self.path, self.probe, self.size)
+        return islice(frames, self.skip, self.skip + self.count)
 
 
 def sample_scenes(
@@ -154,10 +192,21 @@ def _scene(path: Source, short_side: int) -> Scene:
     size = target_size(source, short_side)
     frames = max(1, round(SAMPLE_SECONDS * source.fps))
     skip = min(round(SKIP_SECONDS * source.fps), max(0, source.packets - frames) // 2)
-    kept = tuple(islice(normalised_frames(path, source, size), skip, skip + frames))
-    if not kept:
+    stretch = _Stretch(path, source, size, skip, frames)
+    room = HELD_BYTES // VIDEOS // (size[0] * size[1] * 3 // 2)  # frames
+    held: list[av.VideoFrame] = []
+    count = 0
+    for frame in stretch:
+        count += 1
+        if count <= room:
+            held.append(frame)
+        else:
+            held.clear()
+    if not count:
         raise MediaError("no frame decodes")
-    return Scene(kept, source.fps, size, source.matrix)
+    kept = held if count <= room else replace(stretch, count=count)
+    length = max(count, round(source.duration * source.fps))
+    return Scene(kept, source.fps, size, source.matrix, length)
 
 
 def encoded_bytes(profile: Profile, scenes: Sequence[Scene]) -> float:
@@ -176,15 +225,31 @@ def encoded_bytes(profile: Profile, scenes: Sequence[Scene]) -> float:
 
 
 def candidates(
-    costs: Costs, *, crf: int, preset: str, short_side: int, chunk_seconds: float
+    costs: Costs,
+    clip: ClipShape,
+    *,
+    crf: int,
+    preset: str,
+    short_side: int,
+    chunk_seconds: float,
 ) -> list[Profile]:
-    """Every profile whose cost was measured."""
+    """Every profile whose cost was measured, and layers at the clip's own stride, or at the largest
+    divisor of it that can be encoded.
+    """
+    structures = costs.structures()
+    if clip.stride:
+        own = max(n for n in range(1, 17) if clip.stride % n == 0)
+        layered = [(at, gop) for name, at, gop in structures if name == "layered"]
+        if all(at != own for at, _ in layered):
+            per_gop = sorted({gop // at for at, gop in layered})
+            more = [("layered", own, own * n) for n in per_gop]
+            structures += [s for s in more if costs.bits_of(*s) is not None]
     return [
         make_profile(
             name, stride=stride, gop=gop, crf=crf, preset=preset, short_side=short_side,
             chunk_seconds=chunk_seconds,
         )
-        for name, stride, gop in costs.structures()
+        for name, stride, gop in structures
     ]  # fmt: skip
 
 
@@ -209,8 +274,10 @@ def choose_profile(
     size = (pixels // sum(weights), 1)  # the mean picture: only its pixels count
     fps = sum(weights) / sum(w / float(s.fps) for w, s in zip(weights, scenes, strict=True))
 
+    length = round(sum(scene.video_frames for scene in scenes) / len(scenes))
+
     def cost(profile: Profile, content: float) -> Estimate:
-        return estimate(profile, clip, size, content=content, lengths=weights)
+        return estimate(profile, clip, size, content=content, video_frames=length, lengths=weights)
 
     first = next(profile for profile in profiles if profile.name == "small")
     known = {first: measure(first, scenes)}
@@ -252,6 +319,7 @@ def choose_profile(
         limit,
         content,
         f"{len(scenes)} videos, {sum(weights)} frames, {len(known)} encodes",
+        length,
     )
 
 

@@ -15,7 +15,7 @@ from matinee.errors import MediaError
 from matinee.media.decode import Box, ClipDecoder, Pixels
 from matinee.media.packets import PacketTable, VideoFormat
 from matinee.media.plan import byte_ranges, packets_to_feed
-from matinee.pack.storage import LocalFiles, Range, Remote
+from matinee.pack.storage import LocalFiles, Range, Remote, Unread
 
 _CACHED_TABLES = 256
 _WHOLE = 4 << 20  # bytes of a chunk and its table that may be read in one request
@@ -110,7 +110,28 @@ class ClipReader:
         size: tuple[int, int],
         pixels: Pixels = "i420",
     ) -> None:
-        """As `read`, several crops, each into its own rows: every frame is decoded once."""
+        """As `read`, several crops, each into its own rows: every frame is decoded once.
+
+        What turns out to be wrong is not kept: a clip whose bytes may have come from a cache is
+        read once more, without it.
+        """
+        try:
+            try:
+                self._read_crops(parts, crops, size, pixels)
+            except (MediaError, IndexError) as error:
+                if isinstance(error, Unread) or not self._forget(parts):
+                    raise
+                self._read_crops(parts, crops, size, pixels)
+        except (MediaError, IndexError) as error:
+            raise MediaError(str(error)) from None
+
+    def _read_crops(
+        self,
+        parts: Sequence[ClipPart],
+        crops: Sequence[tuple[NDArray[np.uint8], Box | None]],
+        size: tuple[int, int],
+        pixels: Pixels,
+    ) -> None:
         try:
             self._read_ahead([part for part in parts if part.chunk.remote])
             for part in parts:
@@ -123,10 +144,22 @@ class ClipReader:
                     size=size,
                     pixels=pixels,
                 )
-        except (MediaError, IndexError) as error:
-            raise MediaError(str(error)) from None
         finally:
             self._ahead.clear()
+
+    def _forget(self, parts: Sequence[ClipPart]) -> bool:
+        """Drop what is kept of the remote chunks of a clip; whether a cache may have held any."""
+        cached = False
+        for chunk in (part.chunk for part in parts):
+            if chunk.remote is None:
+                continue
+            self._tables.pop((chunk.table_file, chunk.table_offset), None)
+            if chunk.remote.cache is not None:
+                from matinee.pack.remote import forget_ranges  # here: as below
+
+                forget_ranges(chunk.remote, [chunk.part(0, chunk.size), chunk.table])
+                cached = True
+        return cached
 
     def table(self, chunk: Located) -> PacketTable:
         """The packet table of a chunk, from the cache or from where it lies."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from math import ceil, lcm
+from math import ceil, lcm, log2
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 KINDS = ("key", "reference", "disposable")
-_DRAWS = 64  # uniform clips over which the mean is taken
+MAX_SPAN = 10_000  # frames of a clip, from its first to its last
+_STARTS = 128  # dense clips over which the mean is taken, at most
+_DRAWS = 64  # uniform clips over which it is taken; fewer of many frames
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class ClipShape:
     frames: int
     stride: int
 
+    @property
+    def span(self) -> int:
+        """Frames from the first to the last; of a uniform clip, at least."""
+        return (self.frames - 1) * max(1, self.stride) + 1
+
     def __str__(self) -> str:
         return f"{self.frames}x{self.stride or 'uniform'}"
 
@@ -51,7 +58,7 @@ def parse_clip(text: str) -> ClipShape:
     """`16x4` (dense: frames x stride) or `8xuniform` (one frame from each of 8 segments).
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: anything else, or a clip longer than any is trained with.
     """
     found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,2}|uniform)", text.strip().lower())
     if found is None:
@@ -59,7 +66,12 @@ def parse_clip(text: str) -> ClipShape:
             f"--for-clip {text}: say frames x stride, as 16x4, or 8xuniform for one frame from "
             "each of 8 segments"
         )
-    return ClipShape(int(found[1]), 0 if found[2] == "uniform" else int(found[2]))
+    clip = ClipShape(int(found[1]), 0 if found[2] == "uniform" else int(found[2]))
+    if clip.span > MAX_SPAN:
+        raise ConfigError(
+            f"--for-clip {text}: spans {clip.span:,} frames, at most {MAX_SPAN:,} are estimated"
+        )
+    return clip
 
 
 def gop_table(spacing: int, gop: int, num_frames: int) -> PacketTable:
@@ -107,7 +119,9 @@ def packets_fed(profile: Profile, clip: ClipShape, *, video_frames: int = 300) -
 
     `video_frames` is the length over which a uniform clip spreads; 10 s at 30 frames/s by default.
     """
-    return _fed(profile.stride, profile.gop, clip, 0 if clip.stride else video_frames)
+    # Where segments are many times longer than GOPs, longer ones make no difference.
+    spread = min(video_frames, max(MAX_SPAN, 4 * profile.gop * clip.frames))
+    return _fed(profile.stride, profile.gop, clip, 0 if clip.stride else spread)
 
 
 @cache
@@ -129,13 +143,14 @@ def _fed(spacing: int, gop: int, clip: ClipShape, video_frames: int) -> Fed:
 
 
 def _clips(gop: int, clip: ClipShape, video_frames: int) -> Iterator[NDArray[np.int64]]:
-    """Every aligned start of a dense clip in a period of the structure; draws of a uniform one."""
+    """Aligned starts of a dense clip in a period of the structure; draws of a uniform one."""
     if clip.stride:
-        for start in range(0, lcm(gop, clip.stride), clip.stride):
-            yield start + clip.stride * np.arange(clip.frames)
+        starts = range(0, lcm(gop, clip.stride), clip.stride)
+        for start in starts[:: ceil(len(starts) / _STARTS)]:
+            yield start % gop + clip.stride * np.arange(clip.frames)  # all GOPs are alike
         return
     rng = np.random.default_rng(0)
-    for _ in range(_DRAWS):
+    for _ in range(max(4, min(_DRAWS, 4096 // clip.frames))):
         place = np.arange(clip.frames) + rng.random(clip.frames)
         yield np.floor(place * (video_frames / clip.frames)).astype(np.int64)
 
@@ -161,6 +176,28 @@ class Costs:
     def structures(self) -> list[tuple[str, int, int]]:
         """Every (profile, stride, GOP length) whose bits were measured."""
         return list(self.bits)
+
+    def bits_of(self, name: str, stride: int, gop: int) -> Mapping[str, float] | None:
+        """Bits a pixel of each kind of frame; None where they are not known.
+
+        Of layered structures between (or beyond) two measured strides, with as many references a
+        GOP: on the line through both over the logarithm of the stride.
+        """
+        known = self.bits.get((name, stride, gop))
+        if known is not None or name != "layered" or gop % stride:
+            return known
+        per_gop = gop // stride
+        near = sorted(
+            (abs(log2(at / stride)), at)
+            for kind, at, length in self.bits
+            if kind == name and length == at * per_gop
+        )
+        if len(near) < 2:
+            return None
+        low, high = sorted(at for _, at in near[:2])
+        share = log2(stride / low) / log2(high / low)
+        below, above = (self.bits[name, at, at * per_gop] for at in (low, high))
+        return {kind: max(0.0, below[kind] + share * (above[kind] - below[kind])) for kind in KINDS}
 
 
 @cache
@@ -193,10 +230,10 @@ def estimate(
         lengths: frames of each chunk, of which the last GOP may be cut short; None: whole GOPs.
 
     Raises:
-        ConfigError: a structure that was not measured.
+        ConfigError: a structure that was not measured, nor lies between measured ones.
     """
     costs = costs or stored_costs()
-    bits = costs.bits.get((profile.name, profile.stride, profile.gop))
+    bits = costs.bits_of(profile.name, profile.stride, profile.gop)
     if bits is None:
         raise ConfigError(
             f"the {profile.name} profile with stride {profile.stride} and keyframes every "

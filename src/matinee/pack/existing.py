@@ -5,30 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from matinee.errors import ConfigError, PackError
-from matinee.pack.annotations import Annotations, VideoFile
+from matinee.pack.annotations import Annotations
 from matinee.pack.finish import PackReport, read_failures
 from matinee.pack.format import MANIFEST, STAGING, VERSION, is_pack_file, read_manifest
 from matinee.pack.profiles import Profile
-from matinee.pack.staging import fingerprint
+from matinee.pack.staging import Locks, fingerprint
 
 
 def digest_of(
-    annotations: Annotations, profile: Profile, tell: Callable[[VideoFile], int | str]
+    annotations: Annotations, profile: Profile, prints: Mapping[str, str] | None = None
 ) -> str:
-    """What a pack is made from: names of videos and what `tell` says of each, samples, settings.
+    """What a pack is made from: names of videos with their fingerprints, samples, settings.
 
     A complete pack is known by its sources' fingerprints, so that a changed file is noticed and a
-    copied data set is not taken for another. An unfinished one is known by their sizes: its parts
-    say themselves what they are of, so a file that changed meanwhile is only packed anew.
+    copied data set is not taken for another. An unfinished one is known without them: its parts say
+    themselves what they are of, so a file that changed meanwhile is only packed anew.
     """
-    videos = [(video.id, tell(video)) for video in annotations.videos]
+    videos = [(v.id, prints[v.id] if prints else "") for v in annotations.videos]
     samples = annotations.rows.digest()
     content = json.dumps([VERSION, videos, samples, asdict(profile)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()
@@ -47,7 +47,7 @@ def existing_report(
             paths = [video.path for video in annotations.videos]
             ids = [video.id for video in annotations.videos]
             prints = dict(zip(ids, pool.map(fingerprint, paths), strict=True))
-        if meta.get("source_digest") != digest_of(annotations, profile, lambda v: prints[v.id]):
+        if meta.get("source_digest") != digest_of(annotations, profile, prints):
             raise PackError(
                 f"{out} already holds a pack of other videos or settings; "
                 "choose another --out, or replace it with --overwrite"
@@ -83,6 +83,10 @@ def remove_pack(out: Path) -> None:
     """Delete a pack, complete or not, and nothing that is not one.
 
     It is renamed first, so that there is never half a pack under its name.
+
+    Raises:
+        ConfigError: it is something else.
+        PackError: another process is packing into it.
     """
     going = out.with_name(f".{out.name}.deleting")
     shutil.rmtree(going, ignore_errors=True)
@@ -99,5 +103,12 @@ def remove_pack(out: Path) -> None:
             raise ConfigError(
                 f"--overwrite leaves {out} alone, for it is no pack: {error}"
             ) from None
-    out.rename(going)
+    locks = Locks(out / STAGING, None) if (out / STAGING).is_dir() else None
+    try:
+        if locks is not None:
+            locks.check()
+        out.rename(going)
+    finally:
+        if locks is not None:
+            locks.close()
     shutil.rmtree(going)

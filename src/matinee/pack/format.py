@@ -100,6 +100,20 @@ def _replaces(part: str, name: object) -> bool:
     return name == part or name == replaced_name(part, replacement(name))
 
 
+def _is_number(value: object, kind: type[int] | type[float]) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        return False
+    return 0 <= value < 1 << 63
+
+
+def _is_profile(profile: object) -> bool:
+    return (
+        isinstance(profile, dict)
+        and isinstance(profile.get("name"), str)
+        and all(_is_number(profile.get(name), int) for name in ("stride", "gop", "crf"))
+    )
+
+
 def is_pack_file(name: str) -> bool:
     """Whether a pack's folder may hold an entry of this name."""
     return name in PACK_FILES or _REPLACED.fullmatch(name) is not None
@@ -167,6 +181,12 @@ def check_manifest(path: Path | str, raw: bytes) -> dict[str, Any]:
     counts = {"videos", "samples", "chunks", "bytes", "seconds_of_video", "refused", "ignored"}
     if not isinstance(meta.get("report"), dict) or not counts <= set(meta["report"]):
         raise PackError(f"{file} is damaged: its report is missing")
+    report, profile = meta["report"], meta.get("profile")
+    for name in sorted(counts):
+        if not _is_number(report[name], float if name == "seconds_of_video" else int):
+            raise PackError(f"{file} is damaged: {name} of its report is {repr(report[name])[:80]}")
+    if profile is not None and not _is_profile(profile):
+        raise PackError(f"{file} is damaged: its profile is {repr(profile)[:80]}")
     named = meta.get("files", {})
     if not isinstance(named, dict) or any(
         part not in (SAMPLE_TABLE, FAILURES) or not _replaces(part, name)

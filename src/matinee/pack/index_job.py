@@ -26,6 +26,7 @@ from matinee.media.source import (
     stamp_of,
     video_stream,
 )
+from matinee.pack.decoders import DECODERS
 
 _COMPARED = 8  # frames
 
@@ -66,6 +67,8 @@ def _look(source: Source) -> Indexed:
     if needs := needs_normalising(found):
         raise MediaError(f"must be {needs} before training, which indexing cannot do: pack it")
     scan = scan_packets(source)
+    if scan.codec not in DECODERS:
+        raise MediaError(f"is {scan.codec}, which an index cannot hold: pack it")
     fmt = VideoFormat(
         scan.codec, found.width, found.height, found.pix_fmt, scan.extradata, found.matrix,
         found.full_range,

@@ -166,14 +166,29 @@ class Address:
 
     def table(self, name: str, schema: pa.Schema) -> TableFile:
         shown = f"{self.path}/{name}"
+        sizes: list[int] = []
+        try:
+            return self._copy(name, shown, schema, sizes)
+        except OSError as error:
+            needs = f" {sizes[0]} bytes" if sizes else ""
+            raise PackError(
+                f"{shown} needs{needs} in the temporary folder {tempfile.gettempdir()} "
+                f"({error.strerror}): make room there, or name another folder in TMPDIR"
+            ) from None
+
+    def _copy(self, name: str, shown: str, schema: pa.Schema, sizes: list[int]) -> TableFile:
         with tempfile.NamedTemporaryFile(prefix="matinee-table-") as copy:
+
+            def room(size: int) -> None:
+                sizes.append(size)
+                os.posix_fallocate(copy.fileno(), 0, max(size, 1))  # before much is read
 
             def keep(data: bytes) -> None:
                 self._digest.update(data)
                 copy.write(data)
 
             try:
-                remote.read_file(self._remote, shown, _MAX_TABLE, keep)
+                remote.read_file(self._remote, shown, _MAX_TABLE, keep, room)
             except remote.Gone:
                 raise PackError(f"{self.path} lacks {name}: the pack is damaged") from None
             except MediaError as error:

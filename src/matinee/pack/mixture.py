@@ -23,8 +23,11 @@ from matinee.media.decode import Box, Pixels
 from matinee.pack.clip import ClipPart
 from matinee.pack.reader import Pack, SampleInfo
 from matinee.pack.selection import SampleTable
+from matinee.pack.storage import split_address
 
 _WEIGHT = re.compile(r"(.+):(\d+(?:\.\d+)?)")
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HOST = re.compile(r"https?://(?:[^/?#]*@)?(?:\[[^]/]*\]|[^/?#:@\[]*)")  # without a port
 
 
 class Mixture(SampleTable):
@@ -148,24 +151,74 @@ class Mixture(SampleTable):
 def split_mixture(text: str) -> tuple[list[str], list[float] | None] | None:
     """Paths and weights of "a.pack:2,b.pack:1"; None where that names a single data set.
 
+    Behind an address a comma separates only where another address or an existing path follows;
+    else it belongs to the address. A number behind the host of an http address is its port.
+
     Raises:
         ConfigError: weights for some packs only.
     """
-    if "," not in text or Path(text).exists():
+    if "," not in text or _exists(text):
         return None
-    parts = [part.strip() for part in text.split(",")]
+    parts = _parts(text)
+    shown = ",".join(shown_path(part) for part in parts)
     if not all(parts):
-        raise ConfigError(f"--data {text!r}: an empty name between commas")
-    found = [_WEIGHT.fullmatch(part) for part in parts]
+        raise ConfigError(f"--data {shown}: an empty name between commas")
+    if len(parts) == 1:
+        return None
+    found = [_weight(part) for part in parts]
     if not any(found):
         return parts, None
     if not all(found):
-        bare = next(part for part, match in zip(parts, found, strict=True) if not match)
+        bare = shown_path(next(part for part, match in zip(parts, found, strict=True) if not match))
         raise ConfigError(
-            f"--data {text!r}: {bare!r} has no weight: give one to all, as in {bare}:1, or to none"
+            f"--data {shown}: {bare!r} has no weight: give one to all, as in {bare}:1, or to none"
         )
     matches = [match for match in found if match]
     return [match[1] for match in matches], [float(match[2]) for match in matches]
+
+
+def shown_path(path: str) -> str:
+    """A path or address as messages may show it: without what is secret in an address."""
+    scheme = _ADDRESS.match(path)
+    if scheme is None:
+        return path
+    try:
+        return split_address(path)[0]
+    except ConfigError:
+        return f"{scheme[0]}…"
+
+
+def _parts(text: str) -> list[str]:
+    parts: list[str] = []
+    pieces = text.split(",")
+    for number, piece in enumerate(pieces):
+        name = piece.strip()
+        match = _WEIGHT.fullmatch(name)
+        inside = (
+            (name or number < len(pieces) - 1)
+            and parts
+            and _ADDRESS.match(parts[-1])
+            and not _ADDRESS.match(name)
+            and not (name and (_exists(name) or (match and _exists(match[1]))))
+        )
+        if inside:
+            parts[-1] = f"{parts[-1]},{piece.rstrip()}"
+        else:
+            parts.append(name)
+    return parts
+
+
+def _weight(part: str) -> re.Match[str] | None:
+    match = _WEIGHT.fullmatch(part)
+    is_port = match is not None and match[2].isdigit() and _HOST.fullmatch(match[1])
+    return None if is_port else match
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+        return False
 
 
 def _names(packs: Sequence[str]) -> tuple[str, ...]:

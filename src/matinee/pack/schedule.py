@@ -151,7 +151,7 @@ class _Run:
             # In one go it shows where the damage is, or that only the cut was to blame.
             self._drop_segments(job.number)
             self.uncut.append((str(job.source), outcome.refused))
-            whole = replace(job, segment=None, probed=None, stamp=None, segment_seconds=1e18)
+            whole = Job(job.number, job.video, job.source, segment_seconds=1e18)
             self.jobs.appendleft(whole)
         else:
             self._segment_done(job.number, job.name, outcome.seconds)

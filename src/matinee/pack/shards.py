@@ -11,17 +11,18 @@ from typing import Any
 from matinee.errors import PackError
 from matinee.media.packets import VideoFormat
 from matinee.pack.annotations import VideoFile
-from matinee.pack.format import SHARD_BYTES, STAGING, TAR_END
+from matinee.pack.format import SHARD_BYTES, TAR_END
 from matinee.pack.staging import read_part, staged_name
 from matinee.pack.tables import CodecRows
 
 
 def assemble_shards(
-    out: Path, videos: tuple[VideoFile, ...], sizes: dict[int, int]
+    out: Path, staging: Path, videos: tuple[VideoFile, ...], sizes: dict[int, int]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
     """Join parts into shards of about a gigabyte, in order; rows of the three tables.
 
     Args:
+        staging: the folder of parts.
         sizes: bytes of the part of each video that has one.
     """
     shards = out / "shards"
@@ -39,9 +40,9 @@ def assemble_shards(
     codecs = CodecRows()
     for index, group in enumerate(g for g in groups if g):
         shard = shards / f"{index:06d}.tar"
-        parts = {number: _part(out, number) for number in group}
+        parts = {number: _part(staging, number) for number in group}
         if not shard.exists():
-            _join(shard, [out / STAGING / name for p in parts.values() for name in p["tars"]])
+            _join(shard, [staging / name for p in parts.values() for name in p["tars"]])
         at = 0
         for number, part in parts.items():
             for chunk in part["chunks"]:
@@ -72,10 +73,10 @@ def assemble_shards(
     return files, chunks, codecs.rows
 
 
-def _part(out: Path, number: int) -> dict[str, Any]:
-    part = read_part(out / STAGING, staged_name(number))
+def _part(staging: Path, number: int) -> dict[str, Any]:
+    part = read_part(staging, staged_name(number))
     if part is None:
-        raise PackError(f"{out / STAGING}: the part of video {number} has gone")
+        raise PackError(f"{staging}: the part of video {number} has gone")
     return part
 
 

@@ -5,7 +5,8 @@ A part is a video, or a segment of a long one: `NAME.tar` with the members that 
 then, durably, `NAME.json` that describes them, or says why there are none ("refused"). Only with
 its JSON does a part count. It names the size and time of the source it was made from, so whoever
 continues takes what is still true. Names tell the place (`000012`, `000012-000007200`), so any
-number of workers, runs and machines can fill the folder, in any order.
+number of workers, runs and machines can fill the folder, in any order. The folder of parts is named
+for what the pack is made from: a worker that outlived its run finds no place in another's staging.
 """
 
 from __future__ import annotations
@@ -37,6 +38,29 @@ from matinee.media.source import (
 )
 
 _SAMPLE = 16 * 1024  # bytes at the beginning, middle and end by which a source is told from another
+
+
+def note_job(staging: Path, digest: str, shares: int | None) -> Path:
+    """Note that a pack of `digest` is made here, in so many `shares`; returns the folder of parts.
+
+    Raises:
+        PackError: it is made in another number of shares already.
+    """
+    with (staging / "job.lock").open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # shares may begin at the same moment
+        job, noted = staging / "job.json", None
+        if job.exists():
+            noted = json.loads(job.read_bytes())["shares"]
+            if noted and shares and noted != shares:
+                raise PackError(
+                    f"{staging.parent} is being packed in {noted} shares, not {shares}: give "
+                    f"--shard i/{noted}, or run the command without --shard"
+                )
+        if not job.exists() or (shares and not noted):
+            write_whole(job, json.dumps({"digest": digest, "shares": shares}).encode())
+    parts = staging / digest[:16]
+    parts.mkdir(exist_ok=True)
+    return parts
 
 
 def staged_name(number: int, start: int | None = None) -> str:
@@ -214,6 +238,15 @@ class Locks:
             raise PackError(
                 f"another process is packing into {staging.parent} and holds {what}"
             ) from None
+
+    def check(self) -> None:
+        """See that the folder is the one that was locked: another run may have replaced it."""
+        for file in self._files:
+            path = Path(file.name)
+            if not path.exists() or not os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                raise PackError(
+                    f"another process has replaced {path.parent.parent}: run the command again"
+                )
 
     def close(self) -> None:
         for file in self._files:

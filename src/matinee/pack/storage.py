@@ -15,10 +15,11 @@ of its video, a clip reads byte ranges:
   256 KiB of each other; tables of the last 256 chunks are kept.
 - The chunks of one clip are read at the same time, up to 16 requests at once and 64 MiB a clip.
 
-A request that fails in a way that may pass (no connection, a dropped one, 30 s of silence, HTTP
-408, 429 and 5xx) is made again after 0.5, 1, 2, 4 and 8 s; what cannot pass (401, 403, 404, …) is
-told at once. The size of every file is compared with the one in the pack's tables: over HTTP with
-each answer, in buckets once a file and process.
+A request that fails in a way that may pass (no connection, a dropped one, 30 s of silence, less
+than 50 KB/s after 30 s, HTTP 408, 429 and 5xx) is made again after 0.5, 1, 2, 4 and 8 s; what
+cannot pass (401, 403, 404, a wrong certificate, …) is told at once. The size of every file is
+compared with the one in the pack's tables: over HTTP with each answer, in buckets once a file and
+process. Cached bytes that turn out to be wrong are dropped, and read once more.
 
 A server is asked for what lies below the pack's own address only, and never followed elsewhere.
 Credentials come from where the libraries look for them (environment, profiles, `~/.netrc` aside),
@@ -67,6 +68,10 @@ class Remote:
         return f"{scheme}://{self.user}{rest}{self.query}"
 
 
+class Unread(MediaError):
+    """Bytes of a remote file did not come: nothing is said about their content."""
+
+
 @dataclass(frozen=True)
 class Range:
     """Bytes of a remote file; `file_size` is how long the whole file has to be (0: any)."""
@@ -86,16 +91,22 @@ def split_address(address: str) -> tuple[str, Remote]:
     """The public part of a pack's address, without a slash at the end, and what is secret.
 
     Raises:
-        ConfigError: of another kind than those that can be read.
+        ConfigError: of another kind than those that can be read, or malformed.
     """
     scheme, _, rest = address.partition("://")
+    scheme = scheme.lower()
     if scheme not in SCHEMES:
         raise ConfigError(
             f"{scheme}://…: packs open from a folder, {', '.join(f'{s}://' for s in SCHEMES)}"
         )
     user = query = ""
     if scheme in ("http", "https"):
-        parts = urlsplit(address)
+        try:
+            parts = urlsplit(address)
+            _ = parts.port  # looks at it
+        except ValueError:  # its text may hold a password
+            shown = rest.partition("?")[0].rpartition("@")[2]
+            raise ConfigError(f"{scheme}://{shown}: its host or port is malformed") from None
         at = parts.netloc.rpartition("@")
         user = f"{at[0]}@" if at[1] else ""
         query = f"?{parts.query}" if parts.query else ""

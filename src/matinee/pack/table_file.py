@@ -21,6 +21,9 @@ _MAX_ROWS = 1 << 31
 _MAX_BYTES = 1 << 35  # of a column, as the file itself states it
 _IN_MEMORY = 16 << 20  # bytes of a column; beyond, it is mapped from a file without a name
 _BATCH = 1 << 16  # rows
+# Repeated values take almost no bytes of a file and all of memory. The chunk tables of packs have
+# about 0.2 rows a byte.
+_ROWS_FREE, _ROWS_PER_BYTE = 1 << 16, 8
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,15 @@ class TableFile:
         too_large = sum(sizes) > _MAX_BYTES * max(1, meta.num_columns) or min(sizes, default=0) < 0
         if not 0 <= self.num_rows < _MAX_ROWS or too_large:
             raise PackError(f"{self.shown} is damaged: it states an impossible size")
+        size = self._source.size()
+        if self.num_rows > _ROWS_FREE + _ROWS_PER_BYTE * size:
+            raise PackError(
+                f"{self.shown} is damaged: it states {self.num_rows} rows in {size} bytes, more "
+                f"than {_ROWS_PER_BYTE} a byte"
+            )
+        if len(set(self.column_names)) < len(self.column_names):
+            twice = next(n for n in self.column_names if self.column_names.count(n) > 1)
+            raise PackError(f"{self.shown} is damaged: it has the column {twice!r} twice")
         for field in schema:
             if field.name not in self.column_names:
                 raise PackError(

@@ -12,7 +12,6 @@ byte.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import time
@@ -23,7 +22,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from matinee.errors import ConfigError, MatineeError, PackError
-from matinee.files import write_whole
 from matinee.media.source import stamp_of
 from matinee.pack.annotations import Annotations, VideoFile
 from matinee.pack.engine import Engine, LocalEngine
@@ -33,7 +31,7 @@ from matinee.pack.format import STAGING
 from matinee.pack.profiles import Profile
 from matinee.pack.schedule import OnProgress, Packed, missing_parts, pack_parts
 from matinee.pack.shards import assemble_shards
-from matinee.pack.staging import Locks, holds_its_bytes, read_part, staged_name
+from matinee.pack.staging import Locks, holds_its_bytes, note_job, read_part, staged_name
 
 _BYTES_A_WORKER = 4 << 20  # fewer bytes of video do not keep another worker busy
 
@@ -110,12 +108,12 @@ def write_pack(
         if isinstance(staging, PackReport):
             return staging
         videos = dict(enumerate(annotations.videos))
-        missing = _missing(videos, staging)
+        missing = _missing(videos, staging, out / "shards")
         if merge and missing:
             raise PackError(_unmerged(videos, missing, out))
         packed = _pack(videos, missing, staging, profile, force, on_progress)
         report = _assemble(out, annotations, staging, profile, len(videos) - len(missing))
-        shutil.rmtree(staging)
+        shutil.rmtree(out / STAGING)
     took = max(1e-6, time.monotonic() - begun)
     return replace(report, realtime_factor=packed.seconds / took, uncut=packed.uncut)
 
@@ -168,8 +166,8 @@ def write_share(
 def _staging(
     out: Path, annotations: Annotations, profile: Profile, share: tuple[int, int] | None
 ) -> Iterator[Path | PackReport]:
-    """The staging folder, locked; or the report, where the pack is complete."""
-    loose = digest_of(annotations, profile, lambda video: stamp_of(video.path)[0])
+    """The folder of parts, locked; or the report, where the pack is complete."""
+    loose = digest_of(annotations, profile)
     done = existing_report(out, annotations, profile, loose)
     if done is not None:
         yield done
@@ -186,13 +184,13 @@ def _staging(
             yield done
             return
         mine = range(len(annotations.videos))[share[0] - 1 :: share[1]] if share else None
-        for leftover in staging.glob("*.tmp"):
+        locks.check()
+        parts = note_job(staging, loose, share[1] if share else None)
+        for leftover in parts.glob("*.tmp"):
             name = leftover.name[: len(staged_name(0))]
             if mine is None or (name.isdecimal() and int(name) in mine):
                 leftover.unlink(missing_ok=True)  # a worker of a killed run may end just now
-        if not (staging / "job.json").exists():
-            write_whole(staging / "job.json", json.dumps({"digest": loose}).encode())
-        yield staging
+        yield parts
     except OSError as error:
         raise _storage_error(out, error) from error
     finally:
@@ -200,10 +198,9 @@ def _staging(
             locks.close()
 
 
-def _missing(videos: dict[int, VideoFile], staging: Path) -> list[int]:
+def _missing(videos: dict[int, VideoFile], staging: Path, shards: Path) -> list[int]:
     """Videos that have no whole part; shards that were made of other sources are deleted."""
     missing = missing_parts(videos, staging)
-    shards = staging.parent / "shards"
     if shards.exists() and missing:
         # A source changed after shards were made of it: they and their parts are no longer true.
         shutil.rmtree(shards)
@@ -258,7 +255,7 @@ def _assemble(
         else:
             sizes[number] = part["bytes"]
             durations[video.id] = part["frames"] * part["fps"][1] / part["fps"][0]
-    files, chunks, codecs = assemble_shards(out, annotations.videos, sizes)
+    files, chunks, codecs = assemble_shards(out, staging, annotations.videos, sizes)
     return finish_pack(
         out,
         annotations,
@@ -269,7 +266,7 @@ def _assemble(
         codecs=codecs,
         size=sum(row["size"] for row in files),
         profile=profile,
-        source_digest=digest_of(annotations, profile, lambda video: prints[video.id]),
+        source_digest=digest_of(annotations, profile, prints),
         resumed=resumed,
     )
 
