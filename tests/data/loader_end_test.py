@@ -230,3 +230,44 @@ def test_a_forgotten_loader_ends_its_workers(clips_pack):
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("how", ["workers=2, mode='threads'", "workers=2"])
+def test_interrupts_at_any_moment_neither_hang_nor_change_the_order(clips_pack, how):
+    """A timer interrupts batch after batch; the same batch comes next, until all have come."""
+    body = f"""
+import random, signal
+
+def stop(number, frame):
+    raise KeyboardInterrupt
+
+plain, loader = make({how}, seed=3), make({how}, seed=3)
+expected = endless(plain)
+draw, found, interrupts = random.Random(0), 0, 0
+signal.signal(signal.SIGALRM, stop)
+while found < 40 or interrupts < 40:
+    position = loader.state_dict()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0002, 0.03))
+        batch = loader._step()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        interrupts += 1
+        if loader.state_dict() != position:
+            next(expected)  # it was handed out, and the interrupt came before it had a name
+        if interrupts > 60:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            batch = loader._step()
+        else:
+            continue
+    assert batch.samples == next(expected).samples
+    found += 1
+loader.close()
+plain.close()
+print("right", flush=True)
+"""
+    with run(clips_pack, body) as (process, tag):
+        out, errors = process.communicate(timeout=200)
+        assert out.strip().endswith("right"), errors[-2000:]
+        assert process.returncode == 0 and all_gone(tag)

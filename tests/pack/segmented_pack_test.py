@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -127,6 +128,99 @@ def test_a_long_video_killed_in_the_middle_continues_with_its_segments(
     write(out, annotate(*long_films), monkeypatch, 2.0, on_progress=look)
     assert {name: seen[name] for name in kept} == kept
     assert differing(out, at_once) == []
+
+
+@pytest.fixture(scope="module")
+def uncut_film(tmp_path_factory, film) -> Path:
+    """60 chunks of a second; no keyframe can be started from, so one job packs it."""
+    options = {"preset": "ultrafast", "x264-params": "open-gop=1:keyint=30:bframes=2"}
+    return film(tmp_path_factory.mktemp("uncut") / "open.mp4", frames=1490, options=options)
+
+
+@pytest.fixture(scope="module")
+def uncut_pack(tmp_path_factory, uncut_film) -> Path:
+    out = tmp_path_factory.mktemp("uncut") / "pack"
+    write_pack(out, annotate(uncut_film), PROFILE, workers=1)
+    return out
+
+
+def kill_at(out: Path, path: Path, chunks: int) -> int:
+    """kill -9 a run when so many chunks are listed; how many are then."""
+
+    def listed() -> int:
+        lists = out.glob(".staging/*/000000.*.list")
+        return max((p.read_bytes().count(b"\n") for p in lists), default=0)
+
+    command = [sys.executable, "-c", CODE, str(out), str(path)]
+    with subprocess.Popen(command) as process:
+        while process.poll() is None and listed() < chunks:
+            time.sleep(0.002)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        for pid in (process.pid, *map(int, children.split())):
+            os.kill(pid, signal.SIGKILL)
+    assert not (out / "pack.json").exists()
+    return listed()
+
+
+def go_on(out: Path, path: Path, monkeypatch) -> int:
+    """Run again; how many chunks that encoded, counted apart from the packing itself."""
+    told = []
+    report = write(
+        out, annotate(path), monkeypatch, 2.0, workers=1, on_progress=lambda p: told.append(p)
+    )
+    assert "keyframes" in report.uncut[0][1]
+    return told[-1].chunks
+
+
+def test_an_uncut_video_killed_in_the_middle_continues_with_its_chunks(
+    tmp_path, uncut_film, uncut_pack, monkeypatch
+):
+    """kill -9 twice; only the chunks that were not there are encoded; the same bytes."""
+    out = tmp_path / "pack"
+    first = kill_at(out, uncut_film, 10)
+    assert first >= 10
+    kept = kill_at(out, uncut_film, first + 10)
+    assert first + 10 <= kept < 60
+    assert go_on(out, uncut_film, monkeypatch) == 60 - kept
+    assert differing(out, uncut_pack) == []
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a byte", "a torn list", "all lost"])
+def test_chunks_that_are_not_whole_are_encoded_again(
+    tmp_path, uncut_film, uncut_pack, monkeypatch, damage
+):
+    """As a power cut leaves them: what is sound before the damage is taken, nothing after it."""
+    out = tmp_path / "pack"
+    kept = kill_at(out, uncut_film, 10)
+    (tar,) = out.glob(".staging/*/000000.*.tmp")
+    rows, sound = tar.with_suffix(".list").read_bytes().splitlines(keepends=True), 5
+    end = json.loads(rows[4])["end"]
+    if damage == "cut off":
+        os.truncate(tar, end + 700)
+    elif damage == "a byte":
+        data = bytearray(tar.read_bytes())
+        data[end + 700] ^= 1
+        tar.write_bytes(data)
+    elif damage == "a torn list":
+        tar.with_suffix(".list").write_bytes(b"".join(rows[:5]) + rows[5][:40])
+    else:
+        tar.unlink()
+        sound = 0
+    assert kept > sound
+    assert go_on(out, uncut_film, monkeypatch) == 60 - sound
+    assert differing(out, uncut_pack) == []
+
+
+def test_chunks_of_a_film_that_changed_are_not_taken(tmp_path, uncut_film, film, monkeypatch):
+    """Another film of the same kind under the name: the pack is one of that film alone."""
+    path, out = tmp_path / "open.mp4", tmp_path / "pack"
+    shutil.copyfile(uncut_film, path)
+    kill_at(out, path, 10)
+    options = {"preset": "ultrafast", "x264-params": "open-gop=1:keyint=30:bframes=2"}
+    film(path, frames=500, options=options, seed=4)
+    assert go_on(out, path, monkeypatch) == 20
+    write(tmp_path / "fresh", annotate(path), monkeypatch, 2.0)
+    assert differing(out, tmp_path / "fresh") == []
 
 
 def test_damage_in_a_segment_is_refused_in_the_words_of_one_pass(tmp_path, film, monkeypatch):

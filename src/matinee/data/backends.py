@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
-import queue
-import sys
-import threading
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +14,8 @@ from torch import Tensor
 
 from matinee.data.decode_job import ClipJob, DecodeJob
 from matinee.data.decoders import Decoders
-from matinee.data.nvdec import Finished, GpuDecoders
+from matinee.data.job_threads import Finished, JobThreads
+from matinee.data.nvdec import GpuDecoders
 from matinee.errors import WorkerDied
 from matinee.media.convert import frame_bytes
 from matinee.media.packets import VideoFormat
@@ -134,48 +128,7 @@ class Threads:
         self, threads: int, formats: Sequence[VideoFormat], shape: tuple[int, int, int, int]
     ) -> None:
         self.memory = np.zeros(shape, np.uint8)
-        self._decode = DecodeJob(formats, self.memory, shape)
-        self._idents: set[int] = set()
-        self._pool = ThreadPoolExecutor(
-            threads,
-            thread_name_prefix="matinee-decode",
-            initializer=_note,
-            initargs=(self._idents,),
-        )
-        self._done: _Done = queue.SimpleQueue()
-        # A loader that is forgotten leaves no queue of clips to be decoded for nobody.
-        self._finalizer = weakref.finalize(
-            self, self._pool.shutdown, wait=False, cancel_futures=True
-        )
-
-    def submit(self, jobs: Sequence[tuple[int, ClipJob]]) -> None:
-        """Numbered jobs, each for the next thread that is free."""
-        for number, job in jobs:
-            future = self._pool.submit(self._decode, job)
-            future.add_done_callback(partial(_put, self._done, number))
-
-    def wait(self, *, block: bool = True) -> Finished:
-        """What is done; with `block`, wait until that is at least one clip."""
-        done = [self._done.get()] if block else []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                done.append(self._done.get_nowait())
-        return [(number, future.result()) for number, future in done]
-
-    def close(self) -> None:
-        self._finalizer.detach()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        remote = sys.modules.get("matinee.pack.remote")  # that nothing local imports
-        with remote.abandoned(frozenset(self._idents)) if remote else contextlib.nullcontext():
-            self._pool.shutdown(wait=True)
-
-
-_Done = queue.SimpleQueue[tuple[int, Future[str | None]]]
-
-
-def _note(idents: set[int]) -> None:
-    idents.add(threading.get_ident())
-
-
-def _put(done: _Done, number: int, future: Future[str | None]) -> None:
-    done.put((number, future))
+        decode = DecodeJob(formats, self.memory, shape)
+        self._threads = JobThreads(threads, decode, "matinee-decode")
+        self.submit, self.wait = self._threads.submit, self._threads.wait
+        self.close = self._threads.close

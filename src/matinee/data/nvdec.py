@@ -12,13 +12,8 @@ a pack, the loader warns with the reason and decodes on the CPU.
 
 from __future__ import annotations
 
-import contextlib
-import queue
 import threading
-import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -26,13 +21,12 @@ import torch
 from torch import Tensor
 
 from matinee.data.decode_job import ClipJob
+from matinee.data.job_threads import JobThreads
 from matinee.errors import MatineeError, MediaError, first_line
 from matinee.extras import require
 from matinee.media.packets import VideoFormat
 from matinee.media.plan import packets_to_feed
 from matinee.pack.clip import ClipPart, ClipReader, Located
-
-Finished = list[tuple[int, str | None]]  # (job number, None or why the clip could not be read)
 
 
 class GpuDecoders:
@@ -56,34 +50,10 @@ class GpuDecoders:
     ) -> None:
         """`shape` is (slots, rows, T), `size` (height, width) of the output."""
         self.memory = torch.zeros((*shape, 3, *size), dtype=torch.uint8, device=device)
-        self._decode = _Job(formats, self.memory, size, device)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="matinee-nvdec")
-        self._done: queue.SimpleQueue[tuple[int, Future[str | None]]] = queue.SimpleQueue()
-        self._finalizer = weakref.finalize(
-            self, self._pool.shutdown, wait=False, cancel_futures=True
-        )
-
-    def submit(self, jobs: Sequence[tuple[int, ClipJob]]) -> None:
-        """Numbered jobs, each for the next thread that is free."""
-        for number, job in jobs:
-            future = self._pool.submit(self._decode, job)
-            future.add_done_callback(partial(_put, self._done, number))
-
-    def wait(self, *, block: bool = True) -> Finished:
-        """What is done; with `block`, wait until that is at least one clip."""
-        done = [self._done.get()] if block else []
-        with contextlib.suppress(queue.Empty):
-            while True:
-                done.append(self._done.get_nowait())
-        return [(number, future.result()) for number, future in done]
-
-    def close(self) -> None:
-        self._finalizer.detach()
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _put(done: queue.SimpleQueue[Any], number: int, future: Future[str | None]) -> None:
-    done.put((number, future))
+        decode = _Job(formats, self.memory, size, device)
+        self._threads = JobThreads(threads, decode, "matinee-nvdec")
+        self.submit, self.wait = self._threads.submit, self._threads.wait
+        self.close = self._threads.close
 
 
 def why_not(device: torch.device, formats: Sequence[VideoFormat], chunk: Located) -> str | None:

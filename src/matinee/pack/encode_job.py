@@ -10,8 +10,9 @@ import errno
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ class Cut:
 class Job:
     """A video, or with `segment` (an index) a part of one that was `cut`.
 
-    `segment_seconds` is the least length of a segment; infinite: the video is not cut.
+    `segment_seconds` is the least length of a segment; infinite: the video is not cut. The first
+    `ready` frames are encoded already, by a job that was stopped.
     """
 
     number: int
@@ -52,6 +54,7 @@ class Job:
     segment: Segment | None = None
     stamp: list[int] | None = None
     print_: str = ""
+    ready: int = 0
 
     @property
     def name(self) -> str:
@@ -60,9 +63,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Begun:
-    """Encoding begins; `seconds` of video are expected."""
+    """Encoding begins, of a source with this stamp; `seconds` of video are expected."""
 
     seconds: float
+    stamp: list[int]
 
 
 @dataclass(frozen=True)
@@ -97,9 +101,10 @@ Item = Begun | Encoded | Finished | Refused | Cut
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a job led to: a part of so many seconds, a refusal, or a cut."""
+    """What a job led to: a part of so many seconds (`ready` before it began), a refusal, a cut."""
 
     seconds: float = 0.0
+    ready: float = 0.0
     refused: str = ""
     uncut: str = ""
     cut: Cut | None = None
@@ -147,16 +152,17 @@ def _encode(job: Job, profile: Profile, stamp: list[int], print_: str) -> Iterat
             try:
                 packets = read_packets(job.source, source)
                 cut = cut_segments(packets, source, frames_per_chunk=per_chunk, chunks=chunks)
-                yield Cut(source, tuple(cut), stamp, print_)
-                return
+                if not job.ready:
+                    yield Cut(source, tuple(cut), stamp, print_)
+                    return
             except MediaError as error:
                 uncut = str(error)  # if it is damage, decoding will find it
         frames = normalised_frames(job.source, source, size)
         start, seconds = 0, source.duration
-    yield Begun(seconds)
-    at = start
+    yield Begun(seconds, stamp)
+    at = start + job.ready
     for chunk in encode_chunks(
-        frames,
+        islice(frames, job.ready, None),  # damage shows in those that are ready, too
         fps=source.fps,
         size=size,
         matrix=source.matrix,
@@ -185,32 +191,43 @@ def _about(frames: int, fps: Fraction, stamp: list[int], print_: str) -> dict[st
 
 
 class Receiver:
-    """Puts what a job yields into the staging folder."""
+    """Puts what a job yields into the staging folder; `job` is then the one to do."""
 
     def __init__(self, staging: Path, job: Job) -> None:
-        self._staging, self._job = staging, job
+        self._staging = staging
         self._file = PartFile(staging, job.name)
+        self.job = job
+        if job.segment is None:
+            stamp = stamp_of(job.source)
+            ready = self._file.take_up(stamp)
+            if ready:
+                self.job = replace(job, ready=ready, stamp=stamp)
 
     def take(self, item: Item) -> Outcome | None:
         """Take the next item; the outcome with the last one."""
         match item:
+            case Begun(stamp=stamp):
+                if self.job.segment is None:
+                    self._file.keep_chunks(stamp)
             case Encoded(member=member, start=start, chunk=chunk):
                 self._file.add(member, start, chunk)
             case Finished(about=about, uncut=uncut):
                 self._file.finish(about)
-                return Outcome(seconds=about["seconds"], uncut=uncut)
+                ready = self.job.ready / Fraction(*about["fps"])
+                return Outcome(about["seconds"], float(ready), uncut=uncut)
             case Refused(reason=reason, stamp=stamp, print_=print_):
                 self._file.discard()
-                if self._job.segment is None:  # of a segment, the whole video will tell
-                    refuse_part(self._staging, self._job.name, reason, stamp, print_)
+                if self.job.segment is None:  # of a segment, the whole video will tell
+                    refuse_part(self._staging, self.job.name, reason, stamp, print_)
                 return Outcome(refused=reason)
             case Cut():
+                self._file.discard()
                 return Outcome(cut=item)
         return None
 
-    def discard(self) -> None:
-        """Leave nothing of an unfinished part."""
-        self._file.discard()
+    def stop(self) -> None:
+        """Leave of an unfinished part what can be taken up."""
+        self._file.leave()
 
 
 class EncodeJob:
@@ -229,7 +246,7 @@ class EncodeJob:
         receiver = Receiver(self.staging, job)
         expected = 0.0
         try:
-            for item in run_job(job, self.profile):
+            for item in run_job(receiver.job, self.profile):
                 outcome = receiver.take(item)
                 if outcome is not None:
                     return outcome
@@ -238,5 +255,5 @@ class EncodeJob:
                 done = item.seconds if isinstance(item, Encoded) else 0.0
                 os.write(self.told, PROGRESS.pack(key, done, expected))
         finally:
-            receiver.discard()
+            receiver.stop()
         raise AssertionError("a job ended without an outcome")

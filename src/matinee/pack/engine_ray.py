@@ -68,8 +68,9 @@ class RayEngine:
         return min(self._workers or cores + 2, cores + 2)
 
     def submit(self, key: int, job: Job) -> None:
-        stream = self._task.remote(job, self._profile)
-        self._running[stream] = _Running(key, job, Receiver(self._staging, job))
+        receiver = Receiver(self._staging, job)
+        stream = self._task.remote(receiver.job, self._profile)
+        self._running[stream] = _Running(key, job, receiver)
 
     def events(self, timeout: float) -> Iterator[Event]:
         if not self._running:
@@ -116,12 +117,12 @@ class RayEngine:
             yield Advance(running.key, item.seconds, running.expected)
 
     def _end(self, stream: Any) -> None:
-        self._running.pop(stream).receiver.discard()
+        self._running.pop(stream).receiver.stop()
 
     def close(self) -> None:
         for stream, running in self._running.items():
             self._ray.cancel(stream, force=True)
-            running.receiver.discard()
+            running.receiver.stop()
         self._running.clear()
         if self._started:
             self._ray.shutdown()

@@ -146,6 +146,7 @@ class _Run:
         elif job.segment is None:
             if outcome.uncut:
                 self.uncut.append((str(job.source), outcome.uncut))
+            self.tally.found(outcome.ready)
             self.tally.video(job.number, outcome.seconds)
         elif outcome.refused:
             # In one go it shows where the damage is, or that only the cut was to blame.
@@ -251,7 +252,7 @@ class _Tally:
             self.expect(job.number, expected)
 
     def found(self, seconds: float) -> None:
-        """A segment of an earlier run."""
+        """So much is of an earlier run."""
         self._before += seconds
 
     def ended(self, key: int) -> None:

@@ -7,6 +7,10 @@ its JSON does a part count. It names the size and time of the source it was made
 continues takes what is still true. Names tell the place (`000012`, `000012-000007200`), so any
 number of workers, runs and machines can fill the folder, in any order. The folder of parts is named
 for what the pack is made from: a worker that outlived its run finds no place in another's staging.
+
+A video that is not cut into segments may take hours in one job. So beside the tar that is being
+written lies a list of its chunks, each with a checksum instead of a flush to disk. If the job is
+stopped, the next run begins its tar with the chunks that are sound, and encodes the others only.
 """
 
 from __future__ import annotations
@@ -17,8 +21,11 @@ import fcntl
 import hashlib
 import json
 import os
+import re
+import secrets
 import socket
 import tarfile
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -111,32 +118,66 @@ class PartFile:
 
     def __init__(self, staging: Path, name: str) -> None:
         self._staging, self._name = staging, name
-        self._aside = staging / f"{name}.{socket.gethostname()}.{os.getpid()}.tmp"
+        mine = f"{name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
+        self._aside, self._list_path = staging / f"{mine}.tmp", staging / f"{mine}.list"
         self._file: BinaryIO | None = None
+        self._list: BinaryIO | None = None
+        self._stamp: list[int] = []
         self._chunks: list[dict[str, Any]] = []
         self._at = 0
 
+    def keep_chunks(self, stamp: list[int]) -> None:
+        """From now on, what is added can be taken up if the source still has this stamp."""
+        self._list = self._list or self._list_path.open("ab")
+        self._stamp = stamp
+
+    def take_up(self, stamp: list[int]) -> int:
+        """Begin with the sound chunks of a job that was stopped; returns how many frames they have.
+
+        What other jobs left of this part is deleted.
+        """
+        lists = {p: _listed(p, stamp) for p in self._staging.glob(f"{self._name}.*.list")}
+        longest = max(lists, key=lambda path: len(lists[path]), default=None)
+        if longest is not None and lists[longest]:
+            with suppress(FileNotFoundError), longest.with_suffix(".tmp").open("rb") as left:
+                self.keep_chunks(stamp)
+                for row in lists[longest]:
+                    data = left.read(row["end"] - self._at)
+                    if len(data) != row["end"] - self._at or zlib.crc32(data) != row["crc"]:
+                        break
+                    self._put(data, row["chunk"])
+        for path in lists:
+            path.with_suffix(".tmp").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        return sum(chunk["frames"] for chunk in self._chunks)
+
     def add(self, member: str, start: int, chunk: Chunk) -> None:
         """Append a chunk that begins with frame `start` as `member`.mp4, and its table."""
-        self._file = self._file or self._aside.open("wb")
         mp4, mp4_at = tar_member(f"{member}.mp4", chunk.data)
         table = chunk.table.to_bytes()
         npy, npy_at = tar_member(f"{member}.packets.npy", table)
-        self._file.write(mp4)
-        self._file.write(npy)
         extradata = base64.b64encode(chunk.format.extradata).decode()
-        self._chunks.append(
-            {
-                "start_frame": start,
-                "frames": chunk.table.num_frames,
-                "offset": self._at + mp4_at,
-                "size": len(chunk.data),
-                "table_offset": self._at + len(mp4) + npy_at,
-                "table_size": len(table),
-                "format": {**asdict(chunk.format), "extradata": extradata},
-            }
-        )
-        self._at += len(mp4) + len(npy)
+        about = {
+            "start_frame": start,
+            "frames": chunk.table.num_frames,
+            "offset": self._at + mp4_at,
+            "size": len(chunk.data),
+            "table_offset": self._at + len(mp4) + npy_at,
+            "table_size": len(table),
+            "format": {**asdict(chunk.format), "extradata": extradata},
+        }
+        self._put(mp4 + npy, about)
+
+    def _put(self, data: bytes, about: dict[str, Any]) -> None:
+        self._file = self._file or self._aside.open("wb")
+        self._file.write(data)
+        self._chunks.append(about)
+        self._at += len(data)
+        if self._list is not None:
+            self._file.flush()
+            row = {"stamp": self._stamp, "end": self._at, "crc": zlib.crc32(data), "chunk": about}
+            self._list.write(json.dumps(row).encode() + b"\n")
+            self._list.flush()
 
     def finish(self, about: dict[str, Any]) -> None:
         """Give the part its name, and describe it by `about` and its chunks."""
@@ -148,13 +189,47 @@ class PartFile:
         self._aside.replace(tar)
         more = {"bytes": self._at, "chunks": self._chunks, "tars": [tar.name]}
         write_part(self._staging, self._name, {**about, **more})
+        self.discard()
 
     def discard(self) -> None:
         """Leave nothing behind, unless the part is finished."""
-        if self._file is not None:
-            self._file.close()
-        with suppress(OSError):
-            self._aside.unlink(missing_ok=True)
+        self._close()
+        for path in (self._aside, self._list_path):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Stop here; what can be taken up stays."""
+        if self._list is None or not self._chunks:
+            self.discard()
+        self._close()
+
+    def _close(self) -> None:
+        for file in (self._file, self._list):
+            if file is not None:
+                with suppress(OSError):  # of a full disk; what is not whole will not be taken up
+                    file.close()
+
+
+def _listed(path: Path, stamp: list[int]) -> list[dict[str, Any]]:
+    """The whole rows of a list of chunks, if they are of a source with this stamp."""
+    rows: list[dict[str, Any]] = []
+    with suppress(FileNotFoundError, ValueError):  # the last row may be torn
+        for line in path.read_bytes().splitlines():
+            row = json.loads(line)
+            if row["stamp"] != stamp:
+                break
+            rows.append(row)
+    return rows
+
+
+def delete_leftovers(parts: Path, mine: range | None) -> None:
+    """Delete what stopped jobs left and nobody can take up, of the videos `mine` (None: of all)."""
+    for left in parts.glob("*.tmp"):
+        number = re.split(r"[.-]", left.name)[0]
+        ours = mine is None or (number.isdecimal() and int(number) in mine)
+        if ours and not left.with_suffix(".list").exists():
+            left.unlink(missing_ok=True)  # a worker of a killed run may end just now
 
 
 def join_segments(staging: Path, number: int, names: Sequence[str]) -> dict[str, Any]:

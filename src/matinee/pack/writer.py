@@ -31,7 +31,14 @@ from matinee.pack.format import STAGING
 from matinee.pack.profiles import Profile
 from matinee.pack.schedule import OnProgress, Packed, missing_parts, pack_parts
 from matinee.pack.shards import assemble_shards
-from matinee.pack.staging import Locks, holds_its_bytes, note_job, read_part, staged_name
+from matinee.pack.staging import (
+    Locks,
+    delete_leftovers,
+    holds_its_bytes,
+    note_job,
+    read_part,
+    staged_name,
+)
 
 _BYTES_A_WORKER = 4 << 20  # fewer bytes of video do not keep another worker busy
 
@@ -186,10 +193,7 @@ def _staging(
         mine = range(len(annotations.videos))[share[0] - 1 :: share[1]] if share else None
         locks.check()
         parts = note_job(staging, loose, share[1] if share else None)
-        for leftover in parts.glob("*.tmp"):
-            name = leftover.name[: len(staged_name(0))]
-            if mine is None or (name.isdecimal() and int(name) in mine):
-                leftover.unlink(missing_ok=True)  # a worker of a killed run may end just now
+        delete_leftovers(parts, mine)
         yield parts
     except OSError as error:
         raise _storage_error(out, error) from error
