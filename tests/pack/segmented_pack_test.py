@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -132,9 +133,9 @@ def test_a_long_video_killed_in_the_middle_continues_with_its_segments(
 
 @pytest.fixture(scope="module")
 def uncut_film(tmp_path_factory, film) -> Path:
-    """60 chunks of a second; no keyframe can be started from, so one job packs it."""
+    """94 chunks; no keyframe can be started from, so one job packs it."""
     options = {"preset": "ultrafast", "x264-params": "open-gop=1:keyint=30:bframes=2"}
-    return film(tmp_path_factory.mktemp("uncut") / "open.mp4", frames=1490, options=options)
+    return film(tmp_path_factory.mktemp("uncut") / "open.mp4", frames=2990, options=options)
 
 
 @pytest.fixture(scope="module")
@@ -144,8 +145,8 @@ def uncut_pack(tmp_path_factory, uncut_film) -> Path:
     return out
 
 
-def kill_at(out: Path, path: Path, chunks: int) -> int:
-    """kill -9 a run when so many chunks are listed; how many are then."""
+def kill_at(out: Path, path: Path, chunks: int, *, workers: bool = True) -> int:
+    """kill -9 a run when so many chunks are listed; how many are when its workers have ended."""
 
     def listed() -> int:
         lists = out.glob(".staging/*/000000.*.list")
@@ -156,32 +157,36 @@ def kill_at(out: Path, path: Path, chunks: int) -> int:
         while process.poll() is None and listed() < chunks:
             time.sleep(0.002)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        for pid in (process.pid, *map(int, children.split())):
+        pids = [int(pid) for pid in children.split()]
+        for pid in (process.pid, *(pids if workers else [])):
             os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            while Path(f"/proc/{pid}/cmdline").read_bytes():  # nothing once it has ended
+                time.sleep(0.002)
     assert not (out / "pack.json").exists()
     return listed()
 
 
 def go_on(out: Path, path: Path, monkeypatch) -> int:
-    """Run again; how many chunks that encoded, counted apart from the packing itself."""
+    """Run again; how many chunks were not encoded, for progress counts those that are."""
     told = []
-    report = write(
-        out, annotate(path), monkeypatch, 2.0, workers=1, on_progress=lambda p: told.append(p)
-    )
+    report = write(out, annotate(path), monkeypatch, 2.0, workers=1, on_progress=told.append)
     assert "keyframes" in report.uncut[0][1]
-    return told[-1].chunks
+    return report.chunks - told[-1].chunks
 
 
+@pytest.mark.parametrize("workers", [True, False], ids=["with its workers", "the run alone"])
 def test_an_uncut_video_killed_in_the_middle_continues_with_its_chunks(
-    tmp_path, uncut_film, uncut_pack, monkeypatch
+    tmp_path, uncut_film, uncut_pack, monkeypatch, workers
 ):
     """kill -9 twice; only the chunks that were not there are encoded; the same bytes."""
     out = tmp_path / "pack"
-    first = kill_at(out, uncut_film, 10)
-    assert first >= 10
-    kept = kill_at(out, uncut_film, first + 10)
-    assert first + 10 <= kept < 60
-    assert go_on(out, uncut_film, monkeypatch) == 60 - kept
+    first = kill_at(out, uncut_film, 3, workers=workers)
+    assert first >= 3
+    kept = kill_at(out, uncut_film, first + 3, workers=workers)
+    assert first + 3 <= kept < 94
+    assert go_on(out, uncut_film, monkeypatch) == kept
     assert differing(out, uncut_pack) == []
 
 
@@ -191,7 +196,7 @@ def test_chunks_that_are_not_whole_are_encoded_again(
 ):
     """As a power cut leaves them: what is sound before the damage is taken, nothing after it."""
     out = tmp_path / "pack"
-    kept = kill_at(out, uncut_film, 10)
+    kept = kill_at(out, uncut_film, 6)
     (tar,) = out.glob(".staging/*/000000.*.tmp")
     rows, sound = tar.with_suffix(".list").read_bytes().splitlines(keepends=True), 5
     end = json.loads(rows[4])["end"]
@@ -207,7 +212,7 @@ def test_chunks_that_are_not_whole_are_encoded_again(
         tar.unlink()
         sound = 0
     assert kept > sound
-    assert go_on(out, uncut_film, monkeypatch) == 60 - sound
+    assert go_on(out, uncut_film, monkeypatch) == sound
     assert differing(out, uncut_pack) == []
 
 
@@ -215,10 +220,10 @@ def test_chunks_of_a_film_that_changed_are_not_taken(tmp_path, uncut_film, film,
     """Another film of the same kind under the name: the pack is one of that film alone."""
     path, out = tmp_path / "open.mp4", tmp_path / "pack"
     shutil.copyfile(uncut_film, path)
-    kill_at(out, path, 10)
+    kill_at(out, path, 6)
     options = {"preset": "ultrafast", "x264-params": "open-gop=1:keyint=30:bframes=2"}
     film(path, frames=500, options=options, seed=4)
-    assert go_on(out, path, monkeypatch) == 20
+    assert go_on(out, path, monkeypatch) == 0
     write(tmp_path / "fresh", annotate(path), monkeypatch, 2.0)
     assert differing(out, tmp_path / "fresh") == []
 
