@@ -58,6 +58,16 @@ def profile_of(
     return choice.profile, choice
 
 
+def check_flags(command: PackCommand) -> None:
+    """Refuse what no profile can have, before any file is read.
+
+    Raises:
+        ConfigError: such a flag.
+    """
+    if command.for_clip is None and command.budget is None:
+        _named(command)
+
+
 def _named(command: PackCommand) -> Profile:
     name = command.profile or "layered"
     if command.stride is not None and name != "layered":

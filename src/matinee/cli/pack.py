@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from matinee.cli.common import busy, counting, err, out, parse, write_json
-from matinee.cli.for_clip import profile_of
+from matinee.cli.for_clip import check_flags, profile_of
 from matinee.cli.pack_run import run
 from matinee.errors import ConfigError
 from matinee.pack.annotations import Annotations, read_class_folders
@@ -144,6 +144,7 @@ def main(args: Sequence[str]) -> int:
     _refuse_idle(command, _OF_VIDEOS if because else _OF_IMAGES, because)
     if because is not None:
         return _pack_images(command)
+    check_flags(command)
     annotations = command.read()
     for note in annotations.notes:
         err.print(note)

@@ -64,7 +64,7 @@ class DataConfig:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--data.{name} {value}: at least 1")
-        if typed_secret(self.path):
+        if isinstance(self.path, str) and typed_secret(self.path):  # a flag may be missing yet
             raise ConfigError(
                 "--data holds a password or a signature, which would be written into config.json: "
                 "put it into an environment variable and name that: 'https://${MY_LOGIN}@host/my.pack'"
