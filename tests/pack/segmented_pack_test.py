@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from matinee.errors import PackError
 from matinee.media.packets import scan_packets
 from matinee.pack import schedule
 from matinee.pack.annotations import Annotations, Sample, VideoFile
+from matinee.pack.encode_job import Begun, Encoded, Job, Refused, run_job
 from matinee.pack.profiles import make_profile
 from matinee.pack.reader import Pack
 from matinee.pack.writer import write_pack
@@ -306,19 +308,15 @@ def test_a_changed_file_of_the_same_size_is_noticed_by_a_complete_pack(tmp_path,
 
 
 def test_a_file_that_grows_while_it_is_packed_is_refused(tmp_path, film):
-    """A recording still going on; the others are packed."""
-    good, bad = (film(tmp_path / f"{n}.mkv", frames=k, seed=k) for n, k in enumerate((50, 1500)))
-
-    def grow(progress) -> None:
-        if progress.videos == 1:
-            with bad.open("ab") as file:
-                file.write(b"\xec\x80")  # an empty EBML Void element
-
-    report = write_pack(tmp_path / "p", annotate(good, bad), PROFILE, workers=1, on_progress=grow)
-    assert report.videos == 1
-    assert [(Path(f.path).name, f.reason) for f in report.refused] == [
-        ("1.mkv", "changed while it was being packed")
-    ]
+    """A recording still going on: it grows between two chunks, wherever the encoder is by then."""
+    path = film(tmp_path / "a.mkv", frames=50)
+    job = Job(0, "a.mkv", path, segment_seconds=math.inf)
+    items = run_job(job, PROFILE)
+    assert isinstance(next(item for item in items if not isinstance(item, Begun)), Encoded)
+    with path.open("ab") as file:
+        file.write(b"\xec\x80")  # an empty EBML Void element
+    *_, last = items
+    assert isinstance(last, Refused) and last.reason == "changed while it was being packed"
 
 
 def test_a_file_replaced_while_its_segments_are_packed_is_packed_as_it_is_now(
