@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import linear_regression, median
 from typing import Any
 
-import machine
+from matinee.measure import machine
 
 WIDTH, HEADS, RUNS = 768, 12, 3
 TOKENS = (197, 392, 784, 1568, 3136, 6272)

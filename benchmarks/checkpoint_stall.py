@@ -27,11 +27,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import machine
 import timm
 import torch
 from torch import nn
 
+from matinee.measure import machine
 from matinee.training.state.checkpoints import Checkpoints
 
 

@@ -38,7 +38,7 @@ from matinee.models.config import Inflate, Joint, ModelConfig, Shift
 from matinee.models.measure import model_cost
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 from matinee.spans import Spans
 from matinee.training.config import (
     DataConfig,

@@ -39,7 +39,7 @@ import torch  # noqa: E402
 from repeated_augmentation import SPEC, prepare  # noqa: E402
 
 from matinee.data.loader import ClipLoader  # noqa: E402
-from matinee.pack.reader import Pack  # noqa: E402
+from matinee.pack.reading.reader import Pack  # noqa: E402
 
 
 @contextmanager

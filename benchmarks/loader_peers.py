@@ -46,11 +46,11 @@ from matinee.media.decode import Box, frame_bytes  # noqa: E402
 from matinee.media.packets import PacketTable  # noqa: E402
 from matinee.media.plan import packets_to_feed  # noqa: E402
 from matinee.pack.annotations import Annotations, Sample, VideoFile  # noqa: E402
-from matinee.pack.clip import ClipReader  # noqa: E402
-from matinee.pack.index import index_videos  # noqa: E402
 from matinee.pack.profiles import make_profile  # noqa: E402
-from matinee.pack.reader import Pack  # noqa: E402
-from matinee.pack.writer import write_pack  # noqa: E402
+from matinee.pack.reading.clip import ClipReader  # noqa: E402
+from matinee.pack.reading.reader import Pack  # noqa: E402
+from matinee.pack.writing.index import index_videos  # noqa: E402
+from matinee.pack.writing.writer import write_pack  # noqa: E402
 
 FRAMES, STRIDE, SIZE = 16, 4, 224
 TURN = 6  # clips a reader reads before the next has its turn

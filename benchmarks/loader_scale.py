@@ -41,7 +41,7 @@ from repeated_augmentation import SPEC, prepare  # noqa: E402
 
 import matinee.data.loader  # noqa: E402
 from matinee.data.loader import ClipLoader  # noqa: E402
-from matinee.pack.reader import Pack  # noqa: E402
+from matinee.pack.reading.reader import Pack  # noqa: E402
 
 BATCH = 8
 _DECODE = """
@@ -53,7 +53,7 @@ from matinee.data.clips import plan_training_clip
 from matinee.data.random import generator
 from matinee.data.decode_job import ClipJob, DecodeJob
 from matinee.media.decode import frame_bytes
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 from repeated_augmentation import SPEC
 pack = Pack({pack!r})
 size = (SPEC.size, SPEC.size)

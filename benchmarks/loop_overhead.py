@@ -27,8 +27,8 @@ from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.data.epochs import EpochLoader
 from matinee.models.base import Normalisation
-from matinee.pack.image_writer import write_images
-from matinee.pack.images import ImageSet
+from matinee.pack.images.image_set import ImageSet
+from matinee.pack.images.writer import write_images
 from matinee.spans import Spans
 from matinee.tasks.classification import ClassificationTask
 from matinee.tasks.vocabulary import Vocabulary

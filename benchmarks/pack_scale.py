@@ -26,8 +26,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-import machine
-
+from matinee.measure import machine
 from matinee.pack.format import CHUNKS, CODECS, FILES, MANIFEST, SAMPLES, VERSION
 
 FRAMES, FPS = 450, 30  # of a chunk: the default of 15 s
@@ -116,7 +115,7 @@ def grown(before: dict[str, int]) -> dict[str, float]:
 
 def inspect(path: Path, finds: int) -> dict[str, Any]:
     """Measure one pack, in this process."""
-    from matinee.pack.reader import Pack
+    from matinee.pack.reading.reader import Pack
 
     small = Pack(path.with_name("small"))  # what a first use loads of the libraries is no index
     small.locate(small.info(0).video, [0])

@@ -26,8 +26,8 @@ from typing import Any
 
 import av
 import footage
-import machine
 
+from matinee.measure import machine
 from matinee.pack.profiles import make_profile
 
 WORKERS = 2

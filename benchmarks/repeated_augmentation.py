@@ -33,10 +33,10 @@ from matinee.data.clips import ClipSpec  # noqa: E402
 from matinee.data.loader import ClipLoader  # noqa: E402
 from matinee.media.decode import frame_bytes  # noqa: E402
 from matinee.pack.annotations import Annotations, Sample, VideoFile  # noqa: E402
-from matinee.pack.clip import ClipReader  # noqa: E402
 from matinee.pack.profiles import make_profile  # noqa: E402
-from matinee.pack.reader import Pack  # noqa: E402
-from matinee.pack.writer import write_pack  # noqa: E402
+from matinee.pack.reading.clip import ClipReader  # noqa: E402
+from matinee.pack.reading.reader import Pack  # noqa: E402
+from matinee.pack.writing.writer import write_pack  # noqa: E402
 
 CROPS = (1, 2, 4)
 BATCH = 8

@@ -38,7 +38,7 @@ from matinee.data.assemble import assemble  # noqa: E402
 from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
 from matinee.data.loader import ClipLoader  # noqa: E402
 from matinee.media.decode import frame_bytes  # noqa: E402
-from matinee.pack.reader import Pack  # noqa: E402
+from matinee.pack.reading.reader import Pack  # noqa: E402
 
 PREFETCH = 2
 _SIDE = 512

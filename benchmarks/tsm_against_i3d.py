@@ -19,11 +19,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import machine
 import numpy as np
 import torch
 from torch.nn import functional as F
 
+from matinee.measure import machine
 from matinee.models.base import VideoModel
 from matinee.models.build import build_video_model
 from matinee.models.config import Frames, Inflate, ModelConfig, Shift, Temporal

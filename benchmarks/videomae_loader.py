@@ -44,8 +44,8 @@ from matinee.data.loader import ClipLoader  # noqa: E402
 from matinee.models.masks import tube_mask  # noqa: E402
 from matinee.pack.annotations import Annotations, Sample, VideoFile  # noqa: E402
 from matinee.pack.profiles import make_profile  # noqa: E402
-from matinee.pack.reader import Pack  # noqa: E402
-from matinee.pack.writer import write_pack  # noqa: E402
+from matinee.pack.reading.reader import Pack  # noqa: E402
+from matinee.pack.writing.writer import write_pack  # noqa: E402
 
 FRAMES, STRIDE, SIZE, RATIO = 16, 4, 224, 0.9
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -21,7 +21,7 @@ from rich.console import Console
 
 import matinee
 from matinee.data.clips import ClipSpec
-from matinee.pack.image_writer import write_images
+from matinee.pack.images.writer import write_images
 from matinee.recipes import efficientnet_cifar
 from matinee.training.config import OptimConfig, TrainConfig
 from matinee.training.show.terminal import show_on

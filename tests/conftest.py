@@ -111,7 +111,7 @@ def clips_pack(film: Film, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pack of two classes, nine short films each, of two picture sizes; three each held out."""
     from matinee.pack.annotations import read_class_folders
     from matinee.pack.profiles import make_profile
-    from matinee.pack.writer import write_pack
+    from matinee.pack.writing.writer import write_pack
 
     root = tmp_path_factory.mktemp("clips")
     for number, label in enumerate(("left", "right")):

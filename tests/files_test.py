@@ -61,7 +61,7 @@ def test_a_command_that_cannot_write_says_where_in_one_line(clips_pack, tmp_path
 def test_a_contact_sheet_of_another_kind_is_refused(clips_pack, tmp_path):
     """Before anything is drawn."""
     from matinee.measure.sheet import contact_sheet
-    from matinee.pack.reader import Pack
+    from matinee.pack.reading.reader import Pack
 
     for name in ("sheet.xyz", "sheet"):
         with pytest.raises(ConfigError, match=r"\.png or \.svg"):

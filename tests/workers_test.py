@@ -267,7 +267,8 @@ def test_workers_end_when_their_parent_is_killed(target):
 def test_workers_import_nothing_heavy():
     """The packing target brings neither torch nor this process's modules."""
     code = (
-        "import sys, matinee.pack.encode_job, matinee.pack.clip, matinee.data.decode_job\n"
+        "import sys, matinee.pack.writing.encode_job, matinee.pack.reading.clip\n"
+        "import matinee.data.decode_job\n"
         "print([m for m in ('torch', 'rich', 'tyro', 'timm') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

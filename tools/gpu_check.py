@@ -28,7 +28,7 @@ from pathlib import Path
 from matinee.demo.combinations import write_combinations
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 folder = Path(sys.argv[1])
 labels = write_combinations(folder / "clips", copies=1, held_out=16)
 write_pack(folder / "clips.pack", read_table(labels, folder / "clips"), make_profile("layered"))

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from matinee.inference.predict import predict as predict
     from matinee.inference.search import search as search
     from matinee.inference.zero_shot import zero_shot as zero_shot
-    from matinee.pack.image_writer import write_images as write_images
-    from matinee.pack.index import index_videos as index_videos
+    from matinee.pack.images.writer import write_images as write_images
     from matinee.pack.mixture import Mixture as Mixture
     from matinee.pack.open import open_data as open_data
-    from matinee.pack.reader import Pack as Pack
-    from matinee.pack.writer import write_pack as write_pack
-    from matinee.pack.writer import write_share as write_share
+    from matinee.pack.reading.reader import Pack as Pack
+    from matinee.pack.writing.index import index_videos as index_videos
+    from matinee.pack.writing.writer import write_pack as write_pack
+    from matinee.pack.writing.writer import write_share as write_share
     from matinee.training.loop import train as train
 
 _LAZY = {
@@ -44,21 +44,21 @@ _LAZY = {
     "ClipLoader": "matinee.data.loader",
     "ClipSpec": "matinee.data.clips",
     "Mixture": "matinee.pack.mixture",
-    "Pack": "matinee.pack.reader",
+    "Pack": "matinee.pack.reading.reader",
     "egomcq": "matinee.inference.egomcq",
     "embed": "matinee.inference.embed",
     "evaluate": "matinee.inference.evaluate",
     "export": "matinee.inference.export",
-    "index_videos": "matinee.pack.index",
+    "index_videos": "matinee.pack.writing.index",
     "load_run": "matinee.inference.load",
     "open_data": "matinee.pack.open",
     "predict": "matinee.inference.predict",
     "recipes": "",
     "search": "matinee.inference.search",
     "train": "matinee.training.loop",
-    "write_images": "matinee.pack.image_writer",
-    "write_pack": "matinee.pack.writer",
-    "write_share": "matinee.pack.writer",
+    "write_images": "matinee.pack.images.writer",
+    "write_pack": "matinee.pack.writing.writer",
+    "write_share": "matinee.pack.writing.writer",
     "zero_shot": "matinee.inference.zero_shot",
 }
 

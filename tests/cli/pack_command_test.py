@@ -14,7 +14,7 @@ import pytest
 from matinee.cli import main
 from matinee.cli.pack_run import duration, share_of, telling
 from matinee.errors import ConfigError
-from matinee.pack.schedule import Progress
+from matinee.pack.writing.schedule import Progress
 
 FAST = ("--preset", "ultrafast", "--chunk-seconds", "1", "--val-fraction", "0", "--workers", "1")
 

@@ -12,7 +12,7 @@ from matinee.data.clips import ClipSpec
 from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD, normalise, to_rgb, to_video
 from matinee.data.loader import ClipLoader
 from matinee.media.color import ycbcr_to_rgb
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 SPEC = ClipSpec(
     frames=3, size=32, flip="horizontal", hue=0.1, rand_augment=4, rand_magnitude=7, blur=0.5,

@@ -17,9 +17,9 @@ from matinee.data.loader import ClipLoader
 from matinee.data.open_loader import open_loader
 from matinee.errors import ConfigError
 from matinee.media.image import resize
-from matinee.pack.image_writer import write_images
-from matinee.pack.images import ImageSet
-from matinee.pack.reader import Pack
+from matinee.pack.images.image_set import ImageSet
+from matinee.pack.images.writer import write_images
+from matinee.pack.reading.reader import Pack
 
 RAW = {"mean": (0, 0, 0), "std": (1, 1, 1)}
 PAD = ClipSpec(frames=1, size=32, crop="pad", flip="horizontal")

@@ -14,7 +14,7 @@ import pytest
 from matinee.data.clips import ClipSpec
 from matinee.data.loader import ClipLoader
 from matinee.errors import WorkerDied
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 SPEC = ClipSpec(frames=4, sampling="dense", stride=4, size=32)
 START = """

@@ -17,7 +17,7 @@ from matinee.data.clips import ClipSpec, View, plan_evaluation_clip
 from matinee.data.loader import ClipLoader
 from matinee.data.mix import take_turns
 from matinee.errors import ClipError, ConfigError, WorkerDied
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 SPEC = ClipSpec(
     frames=4, sampling="dense", stride=4, size=32, flip="horizontal", brightness=0.3,

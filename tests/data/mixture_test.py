@@ -17,8 +17,8 @@ from matinee.pack.annotations import read_class_folders
 from matinee.pack.mixture import Mixture, split_mixture
 from matinee.pack.open import open_data
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.writer import write_pack
 
 SPEC = ClipSpec(frames=2, size=32, flip="horizontal", brightness=0.3)
 

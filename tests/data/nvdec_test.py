@@ -16,8 +16,8 @@ from matinee.data.nvdec import GpuDecoders
 from matinee.media.decode import Box
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.writer import write_pack
 
 SIZE = (64, 64)
 

@@ -19,7 +19,7 @@ from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.data.loader import ClipLoader
 from matinee.errors import ClipError
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 from matinee.spans import Spans
 
 SPEC = ClipSpec(

@@ -10,8 +10,8 @@ from matinee.data.epochs import EpochLoader, _share
 from matinee.data.image_loader import ImageLoader
 from matinee.errors import ConfigError
 from matinee.evaluation.ranks import merge_rows
-from matinee.pack.image_writer import write_images
-from matinee.pack.images import ImageSet
+from matinee.pack.images.image_set import ImageSet
+from matinee.pack.images.writer import write_images
 
 
 @pytest.fixture(scope="module")

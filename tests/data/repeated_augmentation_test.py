@@ -19,9 +19,9 @@ from matinee.data.random import generator
 from matinee.errors import ConfigError
 from matinee.media.color import ycbcr_to_rgb
 from matinee.media.decode import Box, frame_bytes
-from matinee.pack.image_writer import write_images
-from matinee.pack.images import ImageSet
-from matinee.pack.reader import Pack
+from matinee.pack.images.image_set import ImageSet
+from matinee.pack.images.writer import write_images
+from matinee.pack.reading.reader import Pack
 
 SPEC = ClipSpec(
     frames=4, sampling="dense", stride=4, size=32, flip="horizontal", brightness=0.3,

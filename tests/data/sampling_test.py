@@ -20,7 +20,7 @@ from matinee.data.order import epoch_order
 from matinee.data.random import Rewound, generator
 from matinee.data.sampling import dense, uniform_segments
 from matinee.errors import ConfigError
-from matinee.pack.reader import SampleInfo
+from matinee.pack.reading.reader import SampleInfo
 
 lengths = st.integers(1, 400)
 clips = st.integers(1, 32)

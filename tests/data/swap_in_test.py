@@ -13,7 +13,7 @@ import torch
 
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 
 LOOPS = Path(__file__).parents[2] / "examples" / "loops"
 

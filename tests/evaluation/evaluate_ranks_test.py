@@ -23,7 +23,7 @@ from matinee.evaluation import arrays
 from matinee.evaluation.ranks import gather_rows, share
 from matinee.evaluation.run import evaluate_task
 from matinee.models.text import Tokens
-from matinee.pack.selection import SampleTable
+from matinee.pack.reading.selection import SampleTable
 from matinee.tasks.classification import ClassificationTask
 from matinee.tasks.config import ClassificationConfig, ContrastiveConfig, MaskedConfig
 from matinee.tasks.contrastive import ContrastiveTask

@@ -11,7 +11,7 @@ import pytest
 from matinee.evaluation.epic100 import mir_metrics, relevancy_matrix
 from matinee.evaluation.epic100_csv import read_clips, read_sentences
 from matinee.evaluation.mir import distinct_captions, mir_of, read_class_sets, read_official
-from matinee.pack.selection import SampleTable
+from matinee.pack.reading.selection import SampleTable
 
 
 @pytest.fixture(scope="module")

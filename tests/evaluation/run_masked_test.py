@@ -12,7 +12,7 @@ from torch import nn
 from matinee.data.batch import Batch
 from matinee.errors import MatineeError
 from matinee.evaluation.run_masked import run_masked
-from matinee.pack.selection import SampleTable
+from matinee.pack.reading.selection import SampleTable
 
 ERRORS = np.array([[0.5, 4.0], [1.0, 2.0], [8.0, 0.25], [3.0, 5.0], [7.0, 6.0]])  # sample, view
 VIEWS = ERRORS.shape[1]

@@ -16,7 +16,7 @@ from matinee.errors import ConfigError, MatineeError
 from matinee.evaluation.embeddings import embed_clips
 from matinee.evaluation.run_retrieval import run_retrieval
 from matinee.models.text import Tokens
-from matinee.pack.selection import SampleTable
+from matinee.pack.reading.selection import SampleTable
 
 CLIPS, VIEWS, WIDTH = 24, 2, 4
 RNG = np.random.default_rng(0)

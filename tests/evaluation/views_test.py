@@ -12,7 +12,7 @@ from torch import nn
 from matinee.data.batch import Batch
 from matinee.errors import ConfigError, MatineeError
 from matinee.evaluation.views import parse_views, run_views
-from matinee.pack.selection import SampleTable
+from matinee.pack.reading.selection import SampleTable
 from matinee.tasks.classification import ClassificationTask
 from matinee.tasks.config import ClassificationConfig
 

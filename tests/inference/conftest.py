@@ -15,8 +15,8 @@ from matinee.inference.load import load_run
 from matinee.media.color import ycbcr_to_rgb
 from matinee.models.config import Joint, ModelConfig, Shift
 from matinee.pack.annotations import read_table
-from matinee.pack.index import index_videos
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig, MaskedConfig
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train

@@ -14,7 +14,7 @@ from matinee.errors import ConfigError
 from matinee.inference.embed import embed, write_embeddings
 from matinee.inference.evaluate import evaluate
 from matinee.inference.load import load_run
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 
 def test_contrastive_vectors_are_unit_means_over_views_and_captions_follow(

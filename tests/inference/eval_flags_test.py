@@ -9,7 +9,7 @@ import pytest
 
 from matinee.cli import main
 from matinee.pack.annotations import read_table
-from matinee.pack.index import index_videos
+from matinee.pack.writing.index import index_videos
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from matinee.inference.load import load_run
 from matinee.media.color import ycbcr_to_rgb
 from matinee.models.live import causal_logits
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.index import index_videos
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
 
 
 @pytest.fixture(scope="module")

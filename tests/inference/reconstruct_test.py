@@ -14,7 +14,7 @@ from matinee.inference.load import load_run
 from matinee.inference.reconstruct import reconstruct
 from matinee.models.config import Joint, ModelConfig
 from matinee.models.masks import tube_mask
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 from matinee.tasks.build import build_task
 from matinee.tasks.config import ClassificationConfig, MaskedConfig
 from matinee.tasks.vocabulary import Vocabulary

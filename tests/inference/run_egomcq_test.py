@@ -16,8 +16,8 @@ from matinee.inference.egomcq import egomcq
 from matinee.inference.load import load_run
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.writer import write_pack
 
 pytest.importorskip("open_clip")
 

@@ -18,8 +18,8 @@ from matinee.inference.predict import predict
 from matinee.inference.zero_shot import zero_shot
 from matinee.models.config import ModelConfig
 from matinee.pack.annotations import read_table
-from matinee.pack.index import index_videos
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
 

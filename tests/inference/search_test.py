@@ -17,7 +17,7 @@ from matinee.inference.embed import embed
 from matinee.inference.load import load_run
 from matinee.inference.search import search
 from matinee.pack.annotations import read_table
-from matinee.pack.index import index_videos
+from matinee.pack.writing.index import index_videos
 
 TEXT = "something red that drifts"
 

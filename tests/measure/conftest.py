@@ -7,7 +7,7 @@ from folders import CAPTION, CLASSES, write_video
 
 from matinee.pack.annotations import read_class_folders
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ from folders import CAPTION, HOSTILE, write_run
 from pages import Page, read
 
 from matinee.errors import ConfigError
-from matinee.measure.examples import Candidate, choose
-from matinee.measure.plots import line_plot
-from matinee.measure.report import write_report
-from matinee.measure.rundata import comparable, curve, read_runs, span_seconds
+from matinee.measure.draw.plots import line_plot
+from matinee.measure.report.examples import Candidate, choose
+from matinee.measure.report.rundata import comparable, curve, read_runs, span_seconds
+from matinee.measure.report.write import write_report
 
 pytest.importorskip("matplotlib")
 

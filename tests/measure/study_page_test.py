@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pages import Page, read
 
-from matinee.measure.study_page import summary, write_study_page
-from matinee.measure.svg import Scale, around
+from matinee.measure.draw.svg import Scale, around
+from matinee.measure.study.page import summary, write_study_page
 from matinee.training.search.dimensions import Condition, Dimension
 from matinee.training.search.result import StudyResult, TrialResult
 

@@ -19,9 +19,9 @@ from pages import read
 from PIL import Image
 
 from matinee.errors import ConfigError
-from matinee.measure.report import write_report
-from matinee.measure.retrievals import choose_captions
-from matinee.pack.image_writer import write_images
+from matinee.measure.report.retrievals import choose_captions
+from matinee.measure.report.write import write_report
+from matinee.pack.images.writer import write_images
 from matinee.tasks.config import ClassificationConfig
 
 pytest.importorskip("matplotlib")

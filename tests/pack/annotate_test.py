@@ -22,15 +22,15 @@ from matinee.cli import annotate as annotate_command
 from matinee.cli import index as index_command
 from matinee.cli import pack as pack_command
 from matinee.errors import AnnotationError, ConfigError, PackError
-from matinee.pack.annotate import annotate_pack
 from matinee.pack.annotations import read_class_folders
 from matinee.pack.annotations.registry import read_annotations
-from matinee.pack.finish import read_failures
 from matinee.pack.format import MANIFEST, read_manifest
-from matinee.pack.index import index_videos
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.annotate import annotate_pack
+from matinee.pack.writing.finish import read_failures
+from matinee.pack.writing.index import index_videos
+from matinee.pack.writing.writer import write_pack
 
 PROFILE = make_profile("layered", preset="ultrafast")
 
@@ -163,7 +163,7 @@ def test_a_reader_at_any_moment_sees_one_or_the_other(pack, tmp_path):
 CRASH = """
 import os, signal, sys
 from pathlib import Path
-import matinee.files, matinee.pack.annotate as annotate
+import matinee.files, matinee.pack.writing.annotate as annotate
 from matinee.pack.annotations.registry import read_annotations
 steps = int(sys.argv[3])
 real = Path.replace

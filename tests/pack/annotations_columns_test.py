@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from matinee.errors import AnnotationError
 from matinee.pack.annotations import Annotations, Sample, Samples, VideoFile, hold_out
-from matinee.pack.finish import fit_samples
+from matinee.pack.writing.finish import fit_samples
 
 names = st.sampled_from(["a", "b/ü.mp4", "c d", ""])
 times = st.none() | st.floats(0, 50)

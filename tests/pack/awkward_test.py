@@ -11,9 +11,9 @@ from matinee.errors import MediaError
 from matinee.media.packets import scan_packets
 from matinee.media.probe import probe
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.index import index_videos
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
+from matinee.pack.writing.writer import write_pack
 
 _ASSETS = "libraries_test_data_src_test_assets_media_"
 

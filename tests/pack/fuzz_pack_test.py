@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from matinee.pack.index import index_videos
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.index import index_videos
+from matinee.pack.writing.writer import write_pack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "media"))
 from hostile import how_many, survive

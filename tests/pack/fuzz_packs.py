@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fuzz_cases import EXTREMES, mutate
 
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 ODD: list[Any] = [
     None, True, -1, 0, 1e400, 2**80, "", "x", "../../etc/passwd", [], {}, [None], {"a": 1},

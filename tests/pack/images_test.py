@@ -14,12 +14,12 @@ from PIL import Image
 from matinee.cli import main
 from matinee.errors import AnnotationError, ConfigError, PackError
 from matinee.media.image import decode_image
-from matinee.pack.image_plan import plan_images
-from matinee.pack.image_source import ArchiveSource
-from matinee.pack.image_writer import write_images
-from matinee.pack.images import ImageSet
+from matinee.pack.images.image_set import ImageSet
+from matinee.pack.images.plan import plan_images
+from matinee.pack.images.source import ArchiveSource
+from matinee.pack.images.writer import write_images
 from matinee.pack.open import open_data
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 RNG = np.random.default_rng(0)
 

@@ -15,8 +15,8 @@ from matinee.errors import ClipError, ConfigError, MediaError, PackError
 from matinee.media.packets import scan_packets
 from matinee.media.source import TarMember
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.index import index_videos
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
 
 # name → file ending, encoder, options
 ORIGINALS = {

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from matinee.errors import PackError
-from matinee.pack import finish, shards, writer
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.encode_job import EncodeJob, Job
-from matinee.pack.index import index_videos
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.staging import Locks
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing import finish, shards, writer
+from matinee.pack.writing.encode_job import EncodeJob, Job
+from matinee.pack.writing.index import index_videos
+from matinee.pack.writing.staging import Locks
+from matinee.pack.writing.writer import write_pack
 
 PROFILE = make_profile(preset="ultrafast", chunk_seconds=1.0)
 CODE = """
@@ -28,7 +28,7 @@ import sys
 from pathlib import Path
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 out, *paths = map(Path, sys.argv[1:])
 videos = tuple(VideoFile(p.name, p) for p in paths)
 samples = tuple(Sample(v.id, v.id, label="a", split="train") for v in videos)

@@ -13,19 +13,19 @@ import pytest
 
 from matinee.errors import ConfigError
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.engine_ray import RayEngine
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import Workforce, write_pack
+from matinee.pack.writing.engine_ray import RayEngine
+from matinee.pack.writing.writer import Workforce, write_pack
 
 PROFILE = make_profile(preset="ultrafast", chunk_seconds=1.0)
 CODE = """
 import json, os, signal, sys
 from pathlib import Path
 import ray
-from matinee.pack import schedule
+from matinee.pack.writing import schedule
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 
 schedule.SEGMENT_SECONDS = 2.0
 killed = []

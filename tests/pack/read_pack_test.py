@@ -20,9 +20,9 @@ from matinee.media.decode import Box
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.format import CHUNKS, VERSION
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.table_file import TableFile
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.reading.table_file import TableFile
+from matinee.pack.writing.writer import write_pack
 
 FRAMES = 80
 

@@ -18,13 +18,13 @@ import pytest
 from servers import run_nginx
 
 from matinee.errors import ClipError, ConfigError
-from matinee.pack import block_cache, remote
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.block_cache import BlockCache
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.storage import Cache
-from matinee.pack.writer import write_pack
+from matinee.pack.reading import block_cache, remote
+from matinee.pack.reading.block_cache import BlockCache
+from matinee.pack.reading.reader import Pack
+from matinee.pack.reading.storage import Cache
+from matinee.pack.writing.writer import write_pack
 
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")

@@ -28,13 +28,14 @@ from servers import run_line, run_nginx
 
 from matinee.cli import main
 from matinee.errors import ClipError, ConfigError, MatineeError, PackError
-from matinee.pack import clip as clip_module
-from matinee.pack import remote, request, shards
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.open import open_data
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading import clip as clip_module
+from matinee.pack.reading import remote, request
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing import shards
+from matinee.pack.writing.writer import write_pack
 
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matinee.errors import ConfigError, PackError
-from matinee.pack import location, names, table_file
 from matinee.pack.format import CHUNKS, CODECS, FILES, MANIFEST, SAMPLES, VERSION
-from matinee.pack.names import Names, check_distinct, hash_of, hashes, numbered
-from matinee.pack.reader import Pack
-from matinee.pack.table_file import narrow
+from matinee.pack.reading import location, names, table_file
+from matinee.pack.reading.names import Names, check_distinct, hash_of, hashes, numbered
+from matinee.pack.reading.reader import Pack
+from matinee.pack.reading.table_file import narrow
 
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 

@@ -20,21 +20,21 @@ import pytest
 
 from matinee.errors import PackError
 from matinee.media.packets import scan_packets
-from matinee.pack import schedule
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.encode_job import Begun, Encoded, Job, Refused, run_job
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing import schedule
+from matinee.pack.writing.encode_job import Begun, Encoded, Job, Refused, run_job
+from matinee.pack.writing.writer import write_pack
 
 PROFILE = make_profile(preset="ultrafast", chunk_seconds=1.0)
 CODE = """
 import sys
 from pathlib import Path
-from matinee.pack import schedule
+from matinee.pack.writing import schedule
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 schedule.SEGMENT_SECONDS = 2.0
 out, *paths = map(Path, sys.argv[1:])
 videos = tuple(VideoFile(p.name, p) for p in paths)

@@ -11,9 +11,9 @@ import pytest
 
 from matinee.errors import ConfigError, PackError
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.finish import PackReport
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import ShareReport, write_pack, write_share
+from matinee.pack.writing.finish import PackReport
+from matinee.pack.writing.writer import ShareReport, write_pack, write_share
 
 PROFILE = make_profile(preset="ultrafast", chunk_seconds=1.0)
 
@@ -92,7 +92,7 @@ import sys
 from pathlib import Path
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_share
+from matinee.pack.writing.writer import write_share
 out, share, *paths = sys.argv[1:]
 videos = tuple(VideoFile(Path(p).name, Path(p)) for p in paths)
 samples = tuple(Sample(v.id, v.id, label="a", split="train") for v in videos)

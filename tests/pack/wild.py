@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from matinee.errors import PackError
 from matinee.pack.annotations import Annotations, Sample, VideoFile
-from matinee.pack.index import index_videos
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack, SampleInfo
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack, SampleInfo
+from matinee.pack.writing.index import index_videos
+from matinee.pack.writing.writer import write_pack
 
 SHORT_SIDE = 64
 # Nearly lossless: what differs then is wrong, not compressed.

@@ -20,8 +20,8 @@ from wild import (
     seen,
 )
 
-from matinee.pack.index import index_videos
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
 
 X265 = {"preset": "ultrafast", "x265-params": "keyint=12:log-level=none:pools=none"}
 VP9 = {"deadline": "realtime", "cpu-used": "8", "g": "12"}

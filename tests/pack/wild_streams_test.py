@@ -11,8 +11,8 @@ from wild import annotate, index_refusal, make_lot, pack_and_compare, psnr, refu
 
 from matinee.errors import ClipError, PackError
 from matinee.media.packets import scan_packets
-from matinee.pack.index import index_videos
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
 
 H264 = {"preset": "veryfast", "g": "12", "bf": "0"}
 

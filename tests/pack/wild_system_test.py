@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from wild import annotate
 
-from matinee.pack.index import index_videos
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
+from matinee.pack.writing.writer import write_pack
 
 MANY = 1100
 
@@ -87,7 +87,7 @@ def test_a_loader_opened_before_a_fork_works_or_says_why_not(mode, pack_folder):
         from matinee.data.clips import ClipSpec
         from matinee.data.loader import ClipLoader
         from matinee.errors import MatineeError
-        from matinee.pack.reader import Pack
+        from matinee.pack.reading.reader import Pack
 
         def loader():
             return ClipLoader(
@@ -138,7 +138,7 @@ def test_more_files_than_a_process_may_open(tmp_path, film):
         import numpy as np
         from matinee.data.clips import ClipSpec
         from matinee.data.loader import ClipLoader
-        from matinee.pack.reader import Pack
+        from matinee.pack.reading.reader import Pack
 
         pack = Pack({str(tmp_path / "index")!r})
         assert len(pack) == {MANY}

@@ -24,8 +24,8 @@ from matinee.errors import ConfigError, MatineeError, PackError
 from matinee.media.packets import scan_packets
 from matinee.pack.annotations import Annotations, Sample, VideoFile, read_class_folders, read_table
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.writer import write_pack
 
 PROFILE = make_profile(preset="ultrafast", chunk_seconds=1.0)
 

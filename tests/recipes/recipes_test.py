@@ -15,9 +15,9 @@ from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
 from matinee.inference.evaluate import evaluate
 from matinee.pack.annotations.table import read_table
-from matinee.pack.image_writer import write_images
+from matinee.pack.images.writer import write_images
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 from matinee.recipes import GROUPS, RECIPES, SOMETHING_V2_SWAPS, tiny
 from matinee.tasks.build import build_task
 from matinee.tasks.masked import MaskedTask

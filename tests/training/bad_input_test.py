@@ -13,7 +13,7 @@ from matinee.data.clips import ClipSpec
 from matinee.data.loader import ClipLoader
 from matinee.errors import MatineeError
 from matinee.models.config import ModelConfig
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 from matinee.tasks.base import Outcome
 from matinee.tasks.classification import ClassificationTask
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig

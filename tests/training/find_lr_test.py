@@ -16,7 +16,7 @@ from matinee.data.clips import ClipSpec
 from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError
 from matinee.models.config import Joint, ModelConfig
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig, MaskedConfig
 from matinee.training.parallel.ranks import Ranks
 from matinee.training.search import find_lr as find_lr_module

@@ -15,7 +15,7 @@ from matinee.models.frames import FrameModel
 from matinee.models.joint import JointModel
 from matinee.models.masked import MaskedAutoencoder
 from matinee.models.text import ClipText
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train
 from matinee.training.optim.clip import clip_gradients

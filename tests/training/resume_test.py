@@ -179,7 +179,7 @@ def test_a_masked_clip_is_counted_and_the_run_goes_on(clips_pack, tmp_path, monk
     """ "raise" stops with the sample; "mask" trains on the other eleven."""
     import shutil
 
-    from matinee.pack.reader import Pack
+    from matinee.pack.reading.reader import Pack
 
     path = tmp_path / "damaged.pack"
     shutil.copytree(clips_pack, path)

@@ -12,7 +12,7 @@ from relabel import relabelled
 from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
 from matinee.models.config import Frames, Inflate, Joint, ModelConfig, Shift
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 from matinee.tasks.config import (
     ClassificationConfig,
     ClipTextConfig,

@@ -13,8 +13,8 @@ import tyro
 from matinee.cli.common import busy, err, out, parse, write_json
 from matinee.cli.pack import asks_for_kinds, frame_rate, refuse_address, tell_refused
 from matinee.errors import ConfigError
-from matinee.pack.annotate import annotate_pack
 from matinee.pack.annotations.registry import read_annotations
+from matinee.pack.writing.annotate import annotate_pack
 
 
 @dataclass(frozen=True)

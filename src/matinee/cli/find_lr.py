@@ -13,7 +13,7 @@ import tyro
 from matinee.cli.common import counting, out, table
 from matinee.cli.recipe import parse_recipe
 from matinee.files import write_whole
-from matinee.measure.lr_plot import write_lr_plot
+from matinee.measure.study.lr_plot import write_lr_plot
 from matinee.training.config import TrainConfig
 from matinee.training.search.find_lr import RangeTest, find_lr
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from matinee.cli.common import counting, err, parse
 from matinee.cli.pack import Source, asks_for_kinds, refuse_address, tell
-from matinee.pack.index import index_videos
+from matinee.pack.writing.index import index_videos
 
 
 @dataclass(frozen=True)

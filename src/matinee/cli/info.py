@@ -13,10 +13,10 @@ import tyro
 from matinee.cli.common import err, out, parse, table, write_json
 from matinee.errors import ConfigError
 from matinee.pack.format import FAILURES, part_name
-from matinee.pack.images import ImageSet
+from matinee.pack.images.image_set import ImageSet
 from matinee.pack.mixture import Mixture
 from matinee.pack.open import DataSet, open_data
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 
 @dataclass(frozen=True)

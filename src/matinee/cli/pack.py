@@ -19,10 +19,10 @@ from matinee.errors import ConfigError
 from matinee.pack.annotations import Annotations, read_class_folders
 from matinee.pack.annotations.finder import VideoFinder
 from matinee.pack.annotations.registry import describe_kinds, read_annotations
-from matinee.pack.finish import Failure, PackReport
-from matinee.pack.image_source import images_because
-from matinee.pack.image_writer import write_images
-from matinee.pack.images import MANIFEST as IMAGE_MANIFEST
+from matinee.pack.images.image_set import MANIFEST as IMAGE_MANIFEST
+from matinee.pack.images.source import images_because
+from matinee.pack.images.writer import write_images
+from matinee.pack.writing.finish import Failure, PackReport
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Literal, Protocol
 from matinee.cli.common import counting, err, out, write_json
 from matinee.errors import ConfigError
 from matinee.pack.annotations import Annotations
-from matinee.pack.finish import PackReport
 from matinee.pack.profiles import Profile
-from matinee.pack.schedule import Progress
-from matinee.pack.writer import ShareReport, write_pack, write_share
+from matinee.pack.writing.finish import PackReport
+from matinee.pack.writing.schedule import Progress
+from matinee.pack.writing.writer import ShareReport, write_pack, write_share
 
 
 class Work(Protocol):

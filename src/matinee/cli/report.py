@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from matinee.cli.common import busy, out, parse
-from matinee.measure.report import write_report
+from matinee.measure.report.write import write_report
 
 
 @dataclass(frozen=True)

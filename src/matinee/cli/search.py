@@ -14,8 +14,8 @@ from matinee.evaluation.views import parse_views
 from matinee.files import write_whole
 from matinee.inference.load import LoadedRun, load_run
 from matinee.inference.search import Found, Hit, search
-from matinee.measure import page
-from matinee.measure.strips import read_strip
+from matinee.measure.draw import page
+from matinee.measure.report.strips import read_strip
 from matinee.pack.open import DataSet, open_data
 
 

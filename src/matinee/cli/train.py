@@ -16,7 +16,7 @@ from rich.console import Console
 
 from matinee.cli.common import busy, err, out, parse
 from matinee.errors import ConfigError, MatineeError
-from matinee.measure.report import write_report
+from matinee.measure.report.write import write_report
 from matinee.models.config import Shift
 from matinee.recipes import GROUPS, RECIPES, tiny
 from matinee.tasks.config import ContrastiveConfig, MaskedConfig

@@ -16,7 +16,7 @@ from rich.console import Console
 from matinee.cli.common import busy, err, out, table
 from matinee.cli.recipe import parse_recipe, start_config
 from matinee.errors import ConfigError
-from matinee.measure.study_page import metric_of, summary, write_study_page
+from matinee.measure.study.page import metric_of, summary, write_study_page
 from matinee.training.config import TrainConfig
 from matinee.training.search.flags import flags
 from matinee.training.search.result import StudyResult, TrialResult

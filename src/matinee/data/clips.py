@@ -18,7 +18,7 @@ from matinee.data.crops import center_box, multi_scale_box, random_resized_box
 from matinee.data.sampling import Short, dense, uniform_segments
 from matinee.errors import ConfigError
 from matinee.media.decode import Box
-from matinee.pack.reader import SampleInfo
+from matinee.pack.reading.reader import SampleInfo
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from matinee.errors import MediaError
 from matinee.media.decode import Box
 from matinee.media.packets import VideoFormat
-from matinee.pack.clip import ClipPart, ClipReader
+from matinee.pack.reading.clip import ClipPart, ClipReader
 
 
 @dataclass(frozen=True)

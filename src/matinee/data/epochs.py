@@ -41,7 +41,7 @@ from matinee.data.random import integer_seed
 from matinee.data.transfer import send
 from matinee.errors import ClipError, ConfigError
 from matinee.pack.mixture import Mixture
-from matinee.pack.selection import SampleTable
+from matinee.pack.reading.selection import SampleTable
 
 _DIGESTED = 1 << 20  # names at a time
 

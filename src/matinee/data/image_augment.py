@@ -24,7 +24,7 @@ from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD, channels, color_cha
 from matinee.data.transfer import send
 from matinee.errors import ConfigError
 from matinee.media.decode import Box
-from matinee.pack.reader import SampleInfo
+from matinee.pack.reading.reader import SampleInfo
 
 PAD = 4
 """Pixels of border on each side under crop "pad" (ResNet, arXiv 1512.03385, §4.2)."""

@@ -22,7 +22,7 @@ from matinee.data.image_augment import (
 from matinee.data.mix import take_turns
 from matinee.data.random import generator
 from matinee.data.transfer import send
-from matinee.pack.images import ImageSet
+from matinee.pack.images.image_set import ImageSet
 
 
 class ImageLoader(EpochLoader):

@@ -59,7 +59,7 @@ class JobThreads:
     def close(self) -> None:
         """End the threads; jobs that were not begun are dropped, requests elsewhere given up."""
         self._finalizer()
-        remote = sys.modules.get("matinee.pack.remote")  # that nothing local imports
+        remote = sys.modules.get("matinee.pack.reading.remote")  # that nothing local imports
         idents = frozenset(thread.ident for thread in self._threads if thread.ident is not None)
         with remote.abandoned(idents) if remote else contextlib.nullcontext():
             for thread in self._threads:

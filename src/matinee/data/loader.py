@@ -47,9 +47,9 @@ from matinee.data.random import Rewound
 from matinee.data.transfer import Sent, make_transfer, send
 from matinee.data.turns import short_turns
 from matinee.errors import ClipError, ConfigError, WorkerDied
-from matinee.pack.clip import Located
 from matinee.pack.mixture import Mixture
-from matinee.pack.reader import Pack
+from matinee.pack.reading.clip import Located
+from matinee.pack.reading.reader import Pack
 from matinee.spans import Spans
 from matinee.workers import JobTooLarge
 

@@ -26,7 +26,7 @@ from matinee.errors import MatineeError, MediaError, first_line
 from matinee.extras import require
 from matinee.media.packets import VideoFormat
 from matinee.media.plan import packets_to_feed
-from matinee.pack.clip import ClipPart, ClipReader, Located
+from matinee.pack.reading.clip import ClipPart, ClipReader, Located
 
 
 class GpuDecoders:

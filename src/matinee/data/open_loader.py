@@ -8,9 +8,9 @@ from matinee.data.decoders import Mode
 from matinee.data.image_loader import ImageLoader
 from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError
-from matinee.pack.images import ImageSet
+from matinee.pack.images.image_set import ImageSet
 from matinee.pack.mixture import Mixture
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 
 def open_loader(

@@ -21,11 +21,11 @@ from matinee.data.clips import ClipSpec
 from matinee.demo.shapes import CLASSES, write_shapes
 from matinee.demo.view import DemoView, fresh_folder
 from matinee.inference.evaluate import evaluate
-from matinee.measure.report import write_report
+from matinee.measure.report.write import write_report
 from matinee.models.config import Joint, ModelConfig
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 from matinee.tasks.config import ClassificationConfig, MaskedConfig
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train

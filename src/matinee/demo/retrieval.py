@@ -12,11 +12,11 @@ from matinee.data.clips import ClipSpec
 from matinee.demo.combinations import write_combinations
 from matinee.demo.view import DemoView, fresh_folder
 from matinee.inference.evaluate import evaluate
-from matinee.measure.report import write_report
+from matinee.measure.report.write import write_report
 from matinee.models.config import ModelConfig, Shift
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
-from matinee.pack.writer import write_pack
+from matinee.pack.writing.writer import write_pack
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train

@@ -12,13 +12,13 @@ from matinee.data.clips import ClipSpec
 from matinee.demo.shapes import CLASSES, PAIRS, write_shapes
 from matinee.demo.view import DemoView, fresh_folder
 from matinee.inference.evaluate import evaluate
-from matinee.measure.report import write_report
+from matinee.measure.report.write import write_report
 from matinee.measure.sheet import contact_sheet
 from matinee.models.config import Frames, ModelConfig, Shift
 from matinee.pack.annotations import read_table
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.writer import write_pack
 from matinee.spans import Spans
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from matinee.training.loop import train

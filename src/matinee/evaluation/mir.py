@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from matinee.errors import ConfigError
 from matinee.evaluation.epic100 import MAP, mir_metrics, relevancy_matrix
 from matinee.evaluation.epic100_csv import read_narrations
-from matinee.pack.selection import SampleTable
+from matinee.pack.reading.selection import SampleTable
 from matinee.tasks.vocabulary import split_labels
 
 # Note [Sentences of MIR]

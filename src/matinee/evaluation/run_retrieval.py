@@ -18,7 +18,7 @@ from matinee.evaluation.means import Autocast, evaluation_mode
 from matinee.evaluation.mir import distinct_captions, mir_of, read_class_sets, read_official
 from matinee.evaluation.results import Evaluated, measured_on_first
 from matinee.evaluation.retrieval import best_ranks, retrieval_metrics
-from matinee.pack.selection import SampleTable
+from matinee.pack.reading.selection import SampleTable
 from matinee.tasks.contrastive import ContrastiveTask
 
 

@@ -36,8 +36,8 @@ from matinee.media.source import open_video, reason_of, video_stream
 from matinee.models.config import Shift
 from matinee.models.frames import FrameModel
 from matinee.models.live import LiveModel
-from matinee.pack.index_job import needs_normalising
-from matinee.pack.reader import Pack, SampleInfo
+from matinee.pack.reading.reader import Pack, SampleInfo
+from matinee.pack.writing.index_job import needs_normalising
 from matinee.tasks.classification import ClassificationTask
 from matinee.training.setup import choose_splits
 

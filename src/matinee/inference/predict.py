@@ -23,11 +23,11 @@ from matinee.inference.zero_shot import name_classes
 from matinee.media.probe import probe
 from matinee.pack.annotations import Annotations, Sample, VideoFile
 from matinee.pack.annotations.base import bystander
-from matinee.pack.index import index_videos
-from matinee.pack.index_job import needs_normalising
 from matinee.pack.profiles import make_profile
-from matinee.pack.reader import Pack
-from matinee.pack.writer import write_pack
+from matinee.pack.reading.reader import Pack
+from matinee.pack.writing.index import index_videos
+from matinee.pack.writing.index_job import needs_normalising
+from matinee.pack.writing.writer import write_pack
 from matinee.tasks.classification import ClassificationTask
 from matinee.tasks.contrastive import ContrastiveTask
 

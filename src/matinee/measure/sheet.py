@@ -12,10 +12,10 @@ from matinee.data.sampling import uniform_segments
 from matinee.errors import ConfigError
 from matinee.extras import require
 from matinee.files import naming
-from matinee.pack.images import ImageSet
+from matinee.pack.images.image_set import ImageSet
 from matinee.pack.mixture import Mixture
 from matinee.pack.open import DataSet
-from matinee.pack.reader import Pack
+from matinee.pack.reading.reader import Pack
 
 _COLUMNS = 6
 _HEIGHT = 96  # pixels of a thumbnail

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from matinee.errors import ConfigError, first_line
 from matinee.media.decode import Box, Pixels
-from matinee.pack.clip import ClipPart
-from matinee.pack.reader import Pack, SampleInfo
-from matinee.pack.selection import SampleTable
-from matinee.pack.storage import split_address
+from matinee.pack.reading.clip import ClipPart
+from matinee.pack.reading.reader import Pack, SampleInfo
+from matinee.pack.reading.selection import SampleTable
+from matinee.pack.reading.storage import split_address
 
 _WEIGHT = re.compile(r"(.+):(\d+(?:\.\d+)?)")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 from matinee.errors import ConfigError, PackError
-from matinee.pack.images import MANIFEST as IMAGES
-from matinee.pack.images import ImageSet
+from matinee.pack.images.image_set import MANIFEST as IMAGES
+from matinee.pack.images.image_set import ImageSet
 from matinee.pack.mixture import Mixture, shown_path, split_mixture
-from matinee.pack.reader import Pack
-from matinee.pack.storage import CACHE_BYTES, is_address
+from matinee.pack.reading.reader import Pack
+from matinee.pack.reading.storage import CACHE_BYTES, is_address
 
 DataSet = Pack | Mixture | ImageSet
 

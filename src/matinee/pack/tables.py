@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from matinee.files import write_whole
 from matinee.media.packets import VideoFormat
 from matinee.pack.format import CHUNKS, CODECS, FILES
-from matinee.pack.table_file import TableFile
+from matinee.pack.reading.table_file import TableFile
 
 
 class CodecRows:

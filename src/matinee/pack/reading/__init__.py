@@ -1,0 +1,1 @@
+"""Reading a pack: its index, and the bytes of clips."""

@@ -1,0 +1,1 @@
+"""Making a pack: encoding, indexing, merging."""
