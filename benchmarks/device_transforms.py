@@ -24,7 +24,6 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
 import av  # noqa: E402
-import machine  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 import torchvision.transforms.v2.functional as vision  # noqa: E402
@@ -51,6 +50,7 @@ from matinee.data.device import (  # noqa: E402
     to_video,
 )
 from matinee.data.random import generator  # noqa: E402
+from matinee.measure import machine  # noqa: E402
 from matinee.media.color import ycbcr_to_rgb  # noqa: E402
 
 FRAMES, SIZE, MAGNITUDE = 16, 224, 7

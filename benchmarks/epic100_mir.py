@@ -24,7 +24,6 @@ from typing import Any
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-import machine  # noqa: E402
 import numpy as np  # noqa: E402
 
 from matinee.evaluation.epic100 import (  # noqa: E402
@@ -34,6 +33,7 @@ from matinee.evaluation.epic100 import (  # noqa: E402
     relevancy_matrix,
 )
 from matinee.evaluation.epic100_csv import read_clips, read_sentences  # noqa: E402
+from matinee.measure import machine  # noqa: E402
 
 SEEDS = (0, 1, 2)
 VARIANTS: tuple[MAP, ...] = ("graded", "binary")

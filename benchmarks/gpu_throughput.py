@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.demo.shapes import write_shapes
 from matinee.errors import MatineeError, first_line
+from matinee.measure.machine import describe
 from matinee.models.base import VideoModel
 from matinee.models.config import Inflate, Joint, ModelConfig, Shift
 from matinee.models.measure import model_cost

@@ -33,12 +33,12 @@ from typing import Any
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[variable] = "1"
 
-import machine  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from repeated_augmentation import SPEC, prepare  # noqa: E402
 
 from matinee.data.loader import ClipLoader  # noqa: E402
+from matinee.measure import machine  # noqa: E402
 from matinee.pack.reading.reader import Pack  # noqa: E402
 
 

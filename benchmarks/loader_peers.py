@@ -35,13 +35,13 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
 import footage  # noqa: E402
-import machine  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from matinee.data.backends import start_backend  # noqa: E402
 from matinee.data.decode_job import ClipJob  # noqa: E402
 from matinee.data.decoders import Decoders  # noqa: E402
+from matinee.measure import machine  # noqa: E402
 from matinee.media.decode import Box, frame_bytes  # noqa: E402
 from matinee.media.packets import PacketTable  # noqa: E402
 from matinee.media.plan import packets_to_feed  # noqa: E402

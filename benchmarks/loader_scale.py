@@ -33,7 +33,6 @@ from typing import Any
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-import machine  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from gil import Observed  # noqa: E402
@@ -41,6 +40,7 @@ from repeated_augmentation import SPEC, prepare  # noqa: E402
 
 import matinee.data.loader  # noqa: E402
 from matinee.data.loader import ClipLoader  # noqa: E402
+from matinee.measure import machine  # noqa: E402
 from matinee.pack.reading.reader import Pack  # noqa: E402
 
 BATCH = 8

@@ -20,12 +20,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from machine import describe
 from torch import nn
 
 from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
 from matinee.data.epochs import EpochLoader
+from matinee.measure.machine import describe
 from matinee.models.base import Normalisation
 from matinee.pack.images.image_set import ImageSet
 from matinee.pack.images.writer import write_images

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
-from machine import describe
+from matinee.measure.machine import describe
 
 _VIDEOS = 9_000
 _WORDS = ["picks up", "puts down", "turns", "opens", "a knife", "the cloth", "a pan", "the lid"]

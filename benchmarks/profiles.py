@@ -33,10 +33,10 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import av  # noqa: E402
 import footage  # noqa: E402
-import machine  # noqa: E402
 import numpy as np  # noqa: E402
 
 from matinee.errors import MediaError  # noqa: E402
+from matinee.measure import machine  # noqa: E402
 from matinee.media.decode import Box, ClipDecoder, frame_bytes  # noqa: E402
 from matinee.media.encode import Chunk, ChunkEncoder  # noqa: E402
 from matinee.media.plan import packets_to_feed  # noqa: E402

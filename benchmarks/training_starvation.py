@@ -28,7 +28,6 @@ from typing import Any
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-import machine  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from loader_hostile import place_decoders  # noqa: E402
@@ -37,6 +36,7 @@ from repeated_augmentation import SPEC, prepare  # noqa: E402
 from matinee.data.assemble import assemble  # noqa: E402
 from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD  # noqa: E402
 from matinee.data.loader import ClipLoader  # noqa: E402
+from matinee.measure import machine  # noqa: E402
 from matinee.media.decode import frame_bytes  # noqa: E402
 from matinee.pack.reading.reader import Pack  # noqa: E402
 

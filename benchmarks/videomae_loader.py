@@ -34,13 +34,13 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
 import footage  # noqa: E402
-import machine  # noqa: E402
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
 from matinee.data.clips import ClipPlan, ClipSpec  # noqa: E402
 from matinee.data.loader import ClipLoader  # noqa: E402
+from matinee.measure import machine  # noqa: E402
 from matinee.models.masks import tube_mask  # noqa: E402
 from matinee.pack.annotations import Annotations, Sample, VideoFile  # noqa: E402
 from matinee.pack.profiles import make_profile  # noqa: E402

@@ -117,7 +117,8 @@ class ClipLoader(EpochLoader):
         local_world: ranks that share this machine's cores; as torchrun's LOCAL_WORLD_SIZE says when
             None.
 
-    In a process forked from the one that began to iterate, the loader begins anew at its position.
+    In a process forked from the one that began to iterate, the loader begins anew at its position,
+    and torch computes with one thread there.
 
     `spans`, if set, measures "h2d": what this thread spends on sending batches to the device.
 
@@ -386,6 +387,8 @@ class ClipLoader(EpochLoader):
     def _start(self) -> Backend:
         if self._owner != os.getpid():  # forked: workers and their answers are the parent's
             self._forget()
+            # So are torch's threads: work that is given to them here would never be done.
+            torch.set_num_threads(1)
         if self._backend is None:
             slots = self._prefetch + self._transfer.spare
             shape = (slots, self.batch_size, self.clip.decoded_frames)
