@@ -28,6 +28,10 @@ COMMANDS = {
     "embed": "vectors of clips (and captions) from any run, as parquet or npy",
     "export": "a run as ONNX or safetensors with a model card",
     "report": "one HTML page about one or several runs",
+    "diagnose": "which bottleneck holds a recipe (or your loop) up, and what to change",
+    "plan": "memory, time, cores, storage and money of a run before it is rented",
+    "bench": "measure this machine: loader, attention, models, scaling, all-reduce, disk",
+    "reproduce": "the tables of three papers at this machine's size, beside what they published",
     "mir": "EK-100 multi-instance retrieval: mAP and nDCG of a similarity matrix",
 }
 

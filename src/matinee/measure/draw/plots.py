@@ -21,37 +21,37 @@ from numpy.typing import NDArray
 from matinee.evaluation.calibration import Reliability
 from matinee.extras import require
 
-_INK, _MUTED, _RULE, _PAGE, _ACCENT = "#010203", "#010204", "#010205", "#010206", "#010207"
+INK, MUTED, RULE, PAGE, ACCENT = "#010203", "#010204", "#010205", "#010206", "#010207"
 _VARIABLES = {
-    _INK: "--ink",
-    _ACCENT: "--accent",
-    _MUTED: "--muted",
-    _RULE: "--rule",
-    _PAGE: "--page",
+    INK: "--ink",
+    ACCENT: "--accent",
+    MUTED: "--muted",
+    RULE: "--rule",
+    PAGE: "--page",
 }
 NUM_COLOURS = 6
-_RUN = [f"#0a0b{i:02x}" for i in range(NUM_COLOURS)]
-_VARIABLES |= {stand_in: f"--run{i}" for i, stand_in in enumerate(_RUN)}
-DASHES = ("", "6 2.4", "1.6 1.6", "7 2 1.6 2")  # of SVG strokes, in line with _STYLES
-_STYLES: tuple[Any, ...] = ("-", (0, (3.4, 1.4)), (0, (1, 1)), (0, (4, 1.2, 1, 1.2)))
-_MARKERS = "os^Dvp"
-_HATCHES = ("", "/////", "....", "xxxx")
+RUN = [f"#0a0b{i:02x}" for i in range(NUM_COLOURS)]
+_VARIABLES |= {stand_in: f"--run{i}" for i, stand_in in enumerate(RUN)}
+DASHES = ("", "6 2.4", "1.6 1.6", "7 2 1.6 2")  # of SVG strokes, in line with STYLES
+STYLES: tuple[Any, ...] = ("-", (0, (3.4, 1.4)), (0, (1, 1)), (0, (4, 1.2, 1, 1.2)))
+MARKERS = "os^Dvp"
+HATCHES = ("", "/////", "....", "xxxx")
 # Okabe & Ito, "Color Universal Design" (2008).
 SPAN_COLOURS = {
     "data_wait": "#e69f00", "h2d": "#f0e442", "forward": "#56b4e9", "backward": "#0072b2",
     "comm": "#d55e00", "optimizer": "#009e73", "validate": "#cc79a7",
     "save": "#8c6d31", "other": "#a0a4ab",
 }  # fmt: skip
-_WIDTH = 5.0
+WIDTH = 5.0
 LABELLED_CLASSES = 40
 _COUNTED_CLASSES = 16
-_STYLE = {
+STYLE = {
     "svg.fonttype": "none", "svg.hashsalt": "matinee", "text.parse_math": False,
-    "font.size": 9.5, "text.color": _INK, "axes.labelcolor": _MUTED, "axes.edgecolor": _RULE,
+    "font.size": 9.5, "text.color": INK, "axes.labelcolor": MUTED, "axes.edgecolor": RULE,
     "axes.spines.top": False, "axes.spines.right": False, "axes.spines.left": False,
-    "axes.grid": True, "axes.axisbelow": True, "grid.color": _RULE, "grid.linewidth": 0.7,
-    "xtick.color": _RULE, "ytick.color": _RULE, "xtick.labelcolor": _MUTED,
-    "ytick.labelcolor": _MUTED, "ytick.major.size": 0, "xtick.major.size": 3,
+    "axes.grid": True, "axes.axisbelow": True, "grid.color": RULE, "grid.linewidth": 0.7,
+    "xtick.color": RULE, "ytick.color": RULE, "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED, "ytick.major.size": 0, "xtick.major.size": 3,
     "hatch.linewidth": 0.7, "lines.linewidth": 1.8, "lines.markersize": 4.5,
 }  # fmt: skip
 
@@ -77,8 +77,8 @@ def line_plot(
         for i, (x, y) in enumerate(curves):
             few = len(x) <= 40
             axes.plot(
-                x, y, color=_RUN[i % NUM_COLOURS], linestyle=_STYLES[i % len(_STYLES)],
-                marker=_MARKERS[i % len(_MARKERS)] if few else "", markeredgewidth=0,
+                x, y, color=RUN[i % NUM_COLOURS], linestyle=STYLES[i % len(STYLES)],
+                marker=MARKERS[i % len(MARKERS)] if few else "", markeredgewidth=0,
             )  # fmt: skip
         axes.set_xlabel("epoch")
         axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
@@ -89,7 +89,7 @@ def line_plot(
         else:
             axes.yaxis.set_major_locator(ticker.MaxNLocator(5))
 
-    return _svg(prefix, about, (_WIDTH, height), draw)
+    return page_svg(prefix, about, (WIDTH, height), draw)
 
 
 def confusion_plot(
@@ -105,14 +105,14 @@ def confusion_plot(
         for (row, column), alpha in np.ndenumerate(alpha_KK):
             if alpha > 0:
                 cell = require("matplotlib.patches", "train").Rectangle(
-                    (column - 0.5, row - 0.5), 1, 1, color=_ACCENT, alpha=float(alpha), linewidth=0
+                    (column - 0.5, row - 0.5), 1, 1, color=ACCENT, alpha=float(alpha), linewidth=0
                 )
                 axes.add_patch(cell)
             if many <= _COUNTED_CLASSES:
                 count = int(confusion[row, column])
                 axes.text(
                     column, row, str(count), ha="center", va="center_baseline",
-                    color=_INK if count else _MUTED,
+                    color=INK if count else MUTED,
                     fontsize=10 if many <= 10 else 8,
                     fontweight="bold" if row == column else "normal",
                 )  # fmt: skip
@@ -133,12 +133,12 @@ def confusion_plot(
         axes.tick_params(length=0)
         axes.grid(False)
         for edge in np.arange(many + 1) - 0.5 if many <= LABELLED_CLASSES else []:
-            axes.axhline(edge, color=_RULE, linewidth=0.7)
-            axes.axvline(edge, color=_RULE, linewidth=0.7)
+            axes.axhline(edge, color=RULE, linewidth=0.7)
+            axes.axvline(edge, color=RULE, linewidth=0.7)
         for spine in axes.spines.values():
             spine.set_visible(many > LABELLED_CLASSES)
 
-    return _svg(prefix, about, (_WIDTH, 4.4), draw)
+    return page_svg(prefix, about, (WIDTH, 4.4), draw)
 
 
 def class_bars(
@@ -156,8 +156,8 @@ def class_bars(
 
     def draw(axes: Any) -> None:
         for line, (run, row) in enumerate(shown):
-            colour = _RUN[run % NUM_COLOURS]
-            hatch = _HATCHES[run % len(_HATCHES)]
+            colour = RUN[run % NUM_COLOURS]
+            hatch = HATCHES[run % len(HATCHES)]
             for place, hit in enumerate(row):
                 if hit is None:
                     continue
@@ -165,36 +165,36 @@ def class_bars(
                 right, samples = hit
                 part = right / samples if samples else 0.0
                 axes.barh(
-                    y, part, 0.86 * thick, color=colour, edgecolor=_PAGE, hatch=hatch, linewidth=0
+                    y, part, 0.86 * thick, color=colour, edgecolor=PAGE, hatch=hatch, linewidth=0
                 )
                 note = f"{right}/{samples}" if samples else "no samples"
-                axes.text(part + 0.015, y, note, va="center_baseline", color=_MUTED, fontsize=8)
+                axes.text(part + 0.015, y, note, va="center_baseline", color=MUTED, fontsize=8)
         axes.set_xlim(0, 1.14)
         axes.set_ylim(len(classes) - 0.4, -0.6)
         axes.set_yticks(range(len(classes)), [_short(name) for name in classes])
-        axes.tick_params(axis="y", labelcolor=_INK)
+        axes.tick_params(axis="y", labelcolor=INK)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100 %"])
         axes.grid(False, axis="y")
 
-    return _svg(prefix, about, (_WIDTH, 0.7 + len(classes) * max(0.3, 0.19 * len(shown))), draw)
+    return page_svg(prefix, about, (WIDTH, 0.7 + len(classes) * max(0.3, 0.19 * len(shown))), draw)
 
 
 def reliability_plot(prefix: str, tables: Sequence[Reliability | None], *, about: str) -> str:
     """Accuracy over confidence, a line a run (None: nothing to draw) beside the diagonal."""
 
     def draw(axes: Any) -> None:
-        axes.plot([0, 1], [0, 1], color=_MUTED, linewidth=1, linestyle=(0, (4, 3)))
+        axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (4, 3)))
         for i, table in enumerate(tables):
             if table is None:
                 continue
             used = table.count > 0
             x, y, part = table.confidence[used], table.accuracy[used], table.count[used]
-            colour = _RUN[i % NUM_COLOURS]
-            style = _STYLES[i % len(_STYLES)]
+            colour = RUN[i % NUM_COLOURS]
+            style = STYLES[i % len(STYLES)]
             axes.plot(x, y, color=colour, linestyle=style, linewidth=1.2)
             axes.scatter(
-                x, y, s=14 + 260 * part / part.sum(), color=colour, edgecolors=_PAGE,
-                marker=_MARKERS[i % len(_MARKERS)], linewidths=0.8, zorder=3,
+                x, y, s=14 + 260 * part / part.sum(), color=colour, edgecolors=PAGE,
+                marker=MARKERS[i % len(MARKERS)], linewidths=0.8, zorder=3,
             )  # fmt: skip
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_ticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100 %"])
@@ -203,7 +203,7 @@ def reliability_plot(prefix: str, tables: Sequence[Reliability | None], *, about
         axes.set_xlabel("probability given to the prediction")
         axes.set_ylabel("predictions that are right")
 
-    return _svg(prefix, about, (_WIDTH, 3.6), draw)
+    return page_svg(prefix, about, (WIDTH, 3.6), draw)
 
 
 def share_bars(
@@ -219,7 +219,7 @@ def share_bars(
             for span, spent in spans.items():
                 part = spent / total
                 colour = SPAN_COLOURS.get(span, SPAN_COLOURS["other"])
-                axes.barh(place, part, 0.56, left, color=colour, edgecolor=_PAGE, linewidth=1.2)
+                axes.barh(place, part, 0.56, left, color=colour, edgecolor=PAGE, linewidth=1.2)
                 if part >= 0.07:
                     axes.text(
                         left + part / 2, place, f"{part:.0%}".replace("%", " %"), ha="center",
@@ -233,7 +233,7 @@ def share_bars(
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100 %"])
         axes.grid(False)
 
-    return _svg(prefix, about, (_WIDTH, 0.4 + 0.62 * len(names)), draw)
+    return page_svg(prefix, about, (WIDTH, 0.4 + 0.62 * len(names)), draw)
 
 
 def _short(text: str, most: int = 22) -> str:
@@ -246,7 +246,7 @@ def clean(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]", "\ufffd", text)
 
 
-def _svg(
+def page_svg(
     prefix: str,
     about: str,
     size: tuple[float, float],
@@ -259,7 +259,7 @@ def _svg(
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the page's font draws it, not ours
         matplotlib.rcdefaults()  # a user's matplotlibrc must not change the page
-        matplotlib.rcParams.update(_STYLE)
+        matplotlib.rcParams.update(STYLE)
         figure = figure_module.Figure(figsize=size, layout="constrained")
         figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02)
         draw(figure.add_subplot())

@@ -1,0 +1,1 @@
+"""Which stage of training holds the others up, and what to change."""

@@ -1,0 +1,1 @@
+"""What papers published, measured again."""
