@@ -20,6 +20,16 @@ settings.load_profile("matinee")
 Film = Callable[..., Path]
 
 
+@pytest.fixture(autouse=True)
+def _ordinary_priority():
+    """SVT-AV1's encoder makes the process of a root user a real-time one (SCHED_FIFO 99), for good
+    and with all that it starts: ranks that wait for each other would then hold every core.
+    """
+    yield
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def pictures(count: int, width: int, height: int, *, seed: int = 0, scene: int = 23):
     """RGB [H, W, 3] pictures: a textured background that pans, cut to another every `scene`."""
     for number in range(count):
