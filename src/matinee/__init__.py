@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matinee.inference.predict import predict as predict
     from matinee.inference.search import search as search
     from matinee.inference.zero_shot import zero_shot as zero_shot
+    from matinee.measure.diagnose.watch import Watch as Watch
     from matinee.pack.images.writer import write_images as write_images
     from matinee.pack.mixture import Mixture as Mixture
     from matinee.pack.open import open_data as open_data
@@ -45,6 +46,7 @@ _LAZY = {
     "ClipSpec": "matinee.data.clips",
     "Mixture": "matinee.pack.mixture",
     "Pack": "matinee.pack.reading.reader",
+    "Watch": "matinee.measure.diagnose.watch",
     "egomcq": "matinee.inference.egomcq",
     "embed": "matinee.inference.embed",
     "evaluate": "matinee.inference.evaluate",
@@ -68,6 +70,7 @@ __all__ = [
     "ClipSpec",
     "Mixture",
     "Pack",
+    "Watch",
     "egomcq",
     "embed",
     "evaluate",

@@ -56,9 +56,9 @@ def decoded(pack: Pack, frames: list[int], boxes: list[Box]) -> tuple[torch.Tens
     decoders = GpuDecoders(1, pack.formats, (1, len(boxes), len(frames)), SIZE, device)
     try:
         decoders.submit([(7, ClipJob(0, parts, tuple(enumerate(boxes)), SIZE))])
-        ((number, failure),) = decoders.wait()
-        assert number == 7
-        return decoders.memory[0].clone(), failure
+        ((number, done),) = decoders.wait()
+        assert number == 7 and done.cost.clips == (done.failure is None)
+        return decoders.memory[0].clone(), done.failure
     finally:
         decoders.close()
 

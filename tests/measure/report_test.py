@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from pages import Page, read
 from matinee.errors import ConfigError
 from matinee.measure.draw.plots import line_plot
 from matinee.measure.report.examples import Candidate, choose
-from matinee.measure.report.rundata import comparable, curve, read_runs, span_seconds
+from matinee.measure.report.rundata import AXES, comparable, curve, read_runs, span_seconds
 from matinee.measure.report.write import write_report
 
 pytest.importorskip("matplotlib")
@@ -35,10 +36,10 @@ def test_page_is_well_formed_and_has_every_section_and_run(tmp_path, runs):
     assert {"A & B", "One.", "Two.", "first", "second & last", "75.0 %"} <= set(page.texts)
     assert {run["name"] for run in page.data["runs"]} == {"first", "second & last"}
     assert page.data["runs"][0]["scores"]["confusion"] == [[2, 0], [1, 1]]
-    # loss, top-1 of validation and of batches, learning rate, two confusion matrices, class bars,
-    # time
+    # loss, top-1 of validation and of batches, learning rate over four axes each; two confusion
+    # matrices, class bars, time
     plots = [held for tag, held in page.tags if tag == "svg" and held.get("role") == "img"]
-    assert len(plots) == 8
+    assert len(plots) == 4 * 4 + 4
     assert all(len(held["aria-label"]) > 20 for held in plots)
 
 
@@ -202,12 +203,68 @@ def test_examples_take_classes_in_turn_and_mistakes_first():
     assert [c.label for c in choose(held, 2)] == ["a", "c"]
 
 
-def test_long_curves_are_averaged_to_few_points():
+def test_long_curves_are_averaged_to_few_points(runs):
+    run = read_runs(runs[:1])[0]
     rows = [{"epoch": i / 100, "loss": float(i % 2)} for i in range(10_000)]
-    points = curve(rows, "loss")
+    points = curve(run, rows, "loss")
     assert points.shape == (2, 400)
     assert np.allclose(points[1], 0.5, atol=0.03)
-    assert curve([{"epoch": 1, "lr": 0.1}], "loss").shape == (2, 0)
+    assert curve(run, [{"epoch": 1, "lr": 0.1}], "loss").shape == (2, 0)
+
+
+def test_curves_lie_over_steps_clips_and_hours_of_recorded_time(runs):
+    """Each epoch is 80 clips at 10 a second; the second row also holds 1.5 s of validation."""
+    run = read_runs(runs[:1])[0]
+    assert curve(run, run.train, "loss", "step").tolist() == [[10, 20], [2.0, 1.0]]
+    assert curve(run, run.train, "loss", "clips").tolist() == [[80, 160], [2.0, 1.0]]
+    hours = curve(run, run.train, "loss", "hours")[0]
+    assert hours * 3600 == pytest.approx([8.0, 17.5])
+    assert hours[-1] * 3600 == pytest.approx(sum(span_seconds(run).values()))
+
+
+def test_a_validation_lies_behind_the_training_that_it_is_of(runs):
+    run = read_runs(runs[:1])[0]
+    val = tuple({**row, "spans": {"validate": 2.0}} for row in run.val)
+    run = replace(run, val=val)
+    assert curve(run, run.val, "top1", "clips")[0].tolist() == [80, 160]
+    # 8 s, its own 2 s; then 8 s, the 1.5 s that the training row holds, and 2 s more
+    assert curve(run, run.val, "top1", "hours")[0] * 3600 == pytest.approx([10.0, 21.5])
+    assert curve(run, run.train, "loss", "hours")[0] * 3600 == pytest.approx([8.0, 19.5])
+
+
+def test_a_run_without_rows_has_empty_curves_over_every_axis(runs):
+    run = replace(read_runs(runs[:1])[0], train=(), val=())
+    assert all(curve(run, run.train, "loss", axis).shape == (2, 0) for axis in AXES)
+
+
+def test_runs_are_compared_over_one_axis_at_a_time(tmp_path, runs):
+    page = read(write_report(tmp_path / "r.html", runs))
+    buttons = [held for tag, held in page.tags if tag == "input"]
+    assert [held["type"] for held in buttons] == ["radio"] * 4
+    assert ["checked" in held for held in buttons] == [True, False, False, False]
+    shown = [held["class"] for tag, held in page.tags if "over" in held.get("class", "").split()]
+    assert shown == [f"over over-{i}" for _ in range(4) for i in range(4)]
+    told = page.data["runs"][0]["curves"]["loss"]
+    assert (told["step"], told["clips"], told["value"]) == ([10, 20], [80, 160], [2.0, 1.0])
+    alone = read(write_report(tmp_path / "one.html", runs[:1]))
+    assert not any(tag == "input" for tag, _ in alone.tags)
+
+
+def test_a_comparison_tells_only_what_differs(tmp_path, runs):
+    config = json.loads((runs[1] / "config.json").read_text())
+    config["optim"]["lr"] = 0.5
+    (runs[1] / "config.json").write_text(json.dumps(config))
+    (runs[1] / "environment.json").write_text(json.dumps({"torch": "9", "command": ["other"]}))
+    page = read(write_report(tmp_path / "r.html", runs))
+    assert "differences" in page.ids
+    texts = [text for text in page.texts if text.strip()]
+    at = texts.index("optim.lr")
+    assert texts[at + 2] == "0.5"
+    assert "optim.momentum" not in texts
+    at = texts.index("torch")
+    assert texts[at + 1 : at + 3] == ['"2"', '"9"']
+    assert "command" not in texts
+    assert "differences" not in read(write_report(tmp_path / "one.html", runs[:1])).ids
 
 
 def test_drawing_leaves_matplotlib_as_it_was():

@@ -17,10 +17,19 @@ T = TypeVar("T")
 
 
 def parse_recipe(
-    kind: Callable[..., T], args: Sequence[str], command: str, *, about: str
+    kind: Callable[..., T],
+    args: Sequence[str],
+    command: str,
+    *,
+    about: str,
+    data: Any = tyro.MISSING,
+    out: Any = tyro.MISSING,
 ) -> T | int:
     """The arguments of such a command as a dataclass with fields `config` and `tiny`; the exit
     status where only help was asked for.
+
+    Args:
+        data, out: where --data and --out are not given; without a value they must be.
 
     Raises:
         ConfigError: no such recipe.
@@ -28,7 +37,7 @@ def parse_recipe(
     if not args or args[0] in ("-h", "--help"):
         print(_usage(command, about))
         return 0 if args else 2
-    start = start_config(args[0], tyro.MISSING, tyro.MISSING, small="--tiny" in args)
+    start = start_config(args[0], data, out, small="--tiny" in args)
     told = f"{about}\n\nRecipe: {inspect.getdoc(RECIPES[args[0]])}"
     return parse(
         kind, args[1:], f"{command} {args[0]}", default=kind(start), description=told,

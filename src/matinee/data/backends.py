@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from matinee.data.decode_cost import Decoded
 from matinee.data.decode_job import ClipJob, DecodeJob
 from matinee.data.decoders import Decoders
 from matinee.data.job_threads import Finished, JobThreads
@@ -75,7 +76,7 @@ class Processes:
             os.ftruncate(fd, length)
             self.memory = np.frombuffer(mmap.mmap(fd, length), np.uint8).reshape(shape)
             self._pool = WorkerPool(
-                decoders.processes, "matinee.data.decode_job:DecodeJob",
+                decoders.processes, "matinee.data.decode_job:DistantDecodeJob",
                 (tuple(formats), fd, shape), pass_fds=(fd,), threads=decoders.threads,
                 environment=_ENVIRONMENT,
             )  # fmt: skip
@@ -105,7 +106,7 @@ class Processes:
                     result.error.add_note(result.trace)  # where in the worker it happened
                     raise result.error
                 else:
-                    finished.append((result.job, result.value))
+                    finished.append((result.job, Decoded.unpacked(result.value)))
             if died:
                 raise WorkerDied(f"a decoding worker died: {died}")
             if finished or not block:

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from matinee.data.batch import Batch
 from matinee.data.clips import ClipSpec
+from matinee.data.decode_cost import DecodeCost
 from matinee.data.order import epoch_order, mixed_order, shares
 from matinee.data.random import integer_seed
 from matinee.data.transfer import send
@@ -265,6 +266,10 @@ class EpochLoader(ABC):
         return torch.tensor(
             [integer_seed(self.seed, epoch, item, "clip") for item in items.tolist()]
         )
+
+    def take_costs(self) -> DecodeCost:
+        """What reading clips took since the last call; zero where all data lies in memory."""
+        return DecodeCost()
 
     def explain(self) -> str:
         """Who reads the data, and why so many."""

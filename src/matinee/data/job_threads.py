@@ -14,19 +14,20 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 
+from matinee.data.decode_cost import Decoded
 from matinee.data.decode_job import ClipJob
 
-Finished = list[tuple[int, str | None]]
-"""(Job number, None or why the clip could not be read)."""
+Finished = list[tuple[int, Decoded]]
+"""(Job number, what became of it)."""
 
 _Jobs = queue.SimpleQueue[tuple[int, ClipJob] | None]
-_Done = queue.SimpleQueue[tuple[int, str | None, BaseException | None]]
+_Done = queue.SimpleQueue[tuple[int, Decoded | BaseException]]
 
 
 class JobThreads:
-    """`count` threads that do jobs in the order they came; `work` says why one failed, or None."""
+    """`count` threads that do jobs in the order they came."""
 
-    def __init__(self, count: int, work: Callable[[ClipJob], str | None], name: str) -> None:
+    def __init__(self, count: int, work: Callable[[ClipJob], Decoded], name: str) -> None:
         self._jobs: _Jobs = queue.SimpleQueue()
         self._done: _Done = queue.SimpleQueue()
         self._threads = [
@@ -51,10 +52,12 @@ class JobThreads:
         with contextlib.suppress(queue.Empty):
             while True:
                 done.append(self._done.get_nowait())
-        for _, _, error in done:
-            if error is not None:
-                raise error
-        return [(number, failure) for number, failure, _ in done]
+        finished: Finished = []
+        for number, outcome in done:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            finished.append((number, outcome))
+        return finished
 
     def close(self) -> None:
         """End the threads; jobs that were not begun are dropped, requests elsewhere given up."""
@@ -66,13 +69,13 @@ class JobThreads:
                 thread.join()
 
 
-def _serve(jobs: _Jobs, done: _Done, work: Callable[[ClipJob], str | None]) -> None:
+def _serve(jobs: _Jobs, done: _Done, work: Callable[[ClipJob], Decoded]) -> None:
     while (numbered := jobs.get()) is not None:
         number, job = numbered
         try:
-            done.put((number, work(job), None))
+            done.put((number, work(job)))
         except BaseException as error:
-            done.put((number, None, error))
+            done.put((number, error))
 
 
 def _dismiss(jobs: _Jobs, count: int) -> None:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -37,10 +39,11 @@ from matinee.data.clips import (
     plan_evaluation_clip,
     plan_training_clip,
 )
-from matinee.data.decode_job import ClipJob
+from matinee.data.decode_cost import DecodeCost
 from matinee.data.decoders import Cores, Decoders, Mode, plan_decoders, rank_cores
 from matinee.data.device import IMAGENET_MEAN, IMAGENET_STD
 from matinee.data.epochs import EpochLoader
+from matinee.data.flights import CostSums, Flight, TracedJob
 from matinee.data.mix import take_turns
 from matinee.data.nvdec import why_not
 from matinee.data.random import Rewound
@@ -48,29 +51,11 @@ from matinee.data.transfer import Sent, make_transfer, send
 from matinee.data.turns import short_turns
 from matinee.errors import ClipError, ConfigError, WorkerDied
 from matinee.pack.mixture import Mixture
-from matinee.pack.reading.clip import Located
 from matinee.pack.reading.reader import Pack
 from matinee.spans import Spans
 from matinee.workers import JobTooLarge
 
 log = logging.getLogger("matinee.data")
-
-
-@dataclass
-class _Flight:
-    """A batch being decoded: `left` decoded clips are still to come; `sent` once it is complete and
-    on its way to the device.
-    """
-
-    slot: int
-    epoch: int
-    batch: int
-    items: NDArray[np.int64]
-    plans: list[ClipPlan]
-    chunks: dict[int, Located] = field(default_factory=dict)  # row → where its first frame lies
-    left: int = 0
-    failures: dict[int, str] = field(default_factory=dict)
-    sent: Sent | None = None
 
 
 class ClipLoader(EpochLoader):
@@ -121,6 +106,7 @@ class ClipLoader(EpochLoader):
     and torch computes with one thread there.
 
     `spans`, if set, measures "h2d": what this thread spends on sending batches to the device.
+    `take_costs()` tells what the decoders did. See Note [What a clip costs].
 
     Raises:
         ConfigError: an empty selection, fewer clips than a batch, a label not in `classes`, clips
@@ -187,10 +173,11 @@ class ClipLoader(EpochLoader):
         self._random, self._looks = Rewound(), Rewound()
         self._backend: Backend | None = None
         self._owner = os.getpid()  # of the backend
-        self._flights: deque[_Flight] = deque()
+        self._flights: deque[Flight] = deque()
         self._free: list[int] = []
         self._read: deque[tuple[int, Sent]] = deque()  # slots that the device may still be reading
-        self._numbers: dict[int, tuple[_Flight, list[int]]] = {}  # job number → (batch, rows)
+        self._costs = CostSums()
+        self._numbers: dict[int, tuple[Flight, list[int]]] = {}  # job number → (batch, rows)
         self._next_number = 0
         self._planned = (0, 0)  # (epoch, batch) to be planned next
 
@@ -249,7 +236,7 @@ class ClipLoader(EpochLoader):
                 return
             self._submit(backend, self._free.pop())
 
-    def _send(self, flight: _Flight, backend: Backend) -> Sent:
+    def _send(self, flight: Flight, backend: Backend) -> Sent:
         """Begin to take a complete batch to the device, unless that was done ahead."""
         if flight.sent is None:
             memory = backend.memory[flight.slot]
@@ -288,22 +275,16 @@ class ClipLoader(EpochLoader):
         epoch, batch = self._planned
         items = take_turns(self._items(epoch, batch), self.together)
         plans = [self.plan(epoch, item) for item in items.tolist()]
-        flight = _Flight(slot, epoch, batch, items, plans)
-        clips: dict[int, list[int]] = {}  # number of a clip to decode → rows of its crops
-        for row, item in enumerate(items.tolist()):
-            clips.setdefault(item // self.crops, []).append(row)
-        jobs: list[tuple[int, ClipJob]] = []
-        for rows in clips.values():
-            first = flight.plans[rows[0]]
-            parts = self.pack.locate(first.video, first.frames)
-            flight.chunks.update(dict.fromkeys(rows, parts[0].chunk))
-            crops = tuple((row, flight.plans[row].box) for row in rows)
-            size = (self.clip.size, self.clip.size)
-            jobs.append((self._next_number, ClipJob(flight.slot, parts, crops, size)))
+        flight = Flight(slot, epoch, batch, items, plans)
+        size, traced = (self.clip.size, self.clip.size), self._costs.on_job is not None
+        jobs = []
+        for rows, job in flight.jobs(self.crops, size, self.pack.locate, traced=traced):
+            jobs.append((self._next_number, job))
             self._numbers[self._next_number] = (flight, rows)
             self._next_number += 1
         # A few messages for each decoder, so that none has much to do when others have nothing.
         together = max(1, len(jobs) // (4 * self.workers))
+        flight.submitted = time.monotonic()
         try:
             for start in range(0, len(jobs), together):
                 backend.submit(jobs[start : start + together])
@@ -312,7 +293,6 @@ class ClipLoader(EpochLoader):
                 f"clips of {self.clip.decoded_frames} frames are too long for decoding processes "
                 f"({error}): use mode 'threads'"
             ) from None
-        flight.left = len(clips)
         self._flights.append(flight)
         self._planned = (epoch, batch + 1) if batch + 1 < len(self) else (epoch + 1, 0)
 
@@ -321,11 +301,20 @@ class ClipLoader(EpochLoader):
             finished = backend.wait(block=block)
         except WorkerDied as error:
             raise WorkerDied(f"{error}{self._tell_lost(backend)}") from None
-        for number, failure in finished:
+        for number, decoded in finished:
             flight, rows = self._numbers.pop(number)
             flight.left -= 1
-            if failure is not None:
-                flight.failures.update(dict.fromkeys(rows, failure))
+            self._costs.add(flight, rows, decoded)
+            if decoded.failure is not None:
+                flight.failures.update(dict.fromkeys(rows, decoded.failure))
+
+    def take_costs(self) -> DecodeCost:
+        """What decoding jobs took that were collected since the last call."""
+        return self._costs.take()
+
+    def trace_jobs(self, tell: Callable[[TracedJob], None] | None) -> None:
+        """Tell of each job that begins from now on, with times; None ends it."""
+        self._costs.on_job = tell
 
     def _tell_lost(self, backend: Backend) -> str:
         """Which clips a worker was on when it died."""
@@ -334,7 +323,7 @@ class ClipLoader(EpochLoader):
             clips.append(f"{flight.plans[rows[0]].sample!r} in {flight.chunks[rows[0]].file}")
         return f", while it read sample {', '.join(clips)}" if clips else ""
 
-    def _report(self, flight: _Flight) -> None:
+    def _report(self, flight: Flight) -> None:
         for row, reason in sorted(flight.failures.items()):
             error = ClipError(flight.plans[row].sample, flight.chunks[row].file, reason)
             if self.on_error == "raise":
@@ -342,7 +331,7 @@ class ClipLoader(EpochLoader):
             self.failed.append(error)
             log.warning("clip masked (%d so far): %s", len(self.failed), error)
 
-    def _make(self, flight: _Flight, memory: NDArray[np.uint8] | Tensor) -> Batch:
+    def _make(self, flight: Flight, memory: NDArray[np.uint8] | Tensor) -> Batch:
         """The batch of what lies in its slot; a GPU gets work for it, and is not waited for."""
         count = len(flight.plans)
         formats = [self.pack.formats[flight.chunks[row].codec] for row in range(count)]

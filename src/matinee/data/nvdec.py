@@ -13,6 +13,7 @@ a pack, the loader warns with the reason and decodes on the CPU.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from zlib import crc32
@@ -20,12 +21,14 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from matinee.data.decode_job import ClipJob
+from matinee.data.decode_cost import Decoded
+from matinee.data.decode_job import ClipJob, decoded
 from matinee.data.job_threads import JobThreads
 from matinee.errors import MatineeError, MediaError, first_line
 from matinee.extras import require
 from matinee.media.packets import VideoFormat
 from matinee.media.plan import packets_to_feed
+from matinee.media.work import Work
 from matinee.pack.reading.clip import ClipPart, ClipReader, Located
 
 
@@ -75,7 +78,10 @@ def why_not(device: torch.device, formats: Sequence[VideoFormat], chunk: Located
 
 
 class _Job:
-    """Decodes a clip into its rows; returns None, or why it could not be read."""
+    """Decodes a clip into its rows.
+
+    What it took is the host's time: "scale" ends when the device has done what it was given.
+    """
 
     def __init__(
         self,
@@ -88,17 +94,21 @@ class _Job:
         self._local = threading.local()
         self._memory, self._size, self._device = memory, size, device
 
-    def __call__(self, job: ClipJob) -> str | None:
+    def __call__(self, job: ClipJob) -> Decoded:
+        begin = time.monotonic()
         if not hasattr(self._local, "decode"):
             self._local.decode = self._new()
             self._local.stream = None
             if self._device.type == "cuda":
                 self._local.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        work = self._local.decode.reader.work = Work(stretches=job.traced)
         rows = self._memory[job.slot]
+        failure = None
         with torch.inference_mode(), torch.cuda.stream(self._local.stream):
             try:
                 for part in job.parts:
                     frames = self._local.decode(part)  # [T, 3, H, W]
+                    work.turn("scale")
                     for row, box in job.crops:
                         crop = frames[
                             :, :, box.y : box.y + box.height, box.x : box.x + box.width
@@ -111,11 +121,12 @@ class _Job:
             except MediaError as error:
                 for row, _ in job.crops:
                     rows[row].zero_()
-                return str(error)
+                failure = str(error)
             finally:
                 if self._local.stream is not None:
                     self._local.stream.synchronize()  # this thread's own work alone
-        return None
+                work.turn("")
+        return decoded(failure, work, begin)
 
 
 class _Decoder:
@@ -123,12 +134,16 @@ class _Decoder:
 
     def __init__(self, formats: Sequence[VideoFormat], device: torch.device) -> None:
         self._library: Any = require("torchcodec.decoders", "gpu-decode")
-        self._reader = ClipReader(formats)
+        self.reader = ClipReader(formats)
         self._device = device
 
     def __call__(self, part: ClipPart) -> Tensor:
-        data = self._reader.chunk(part.chunk)
-        table = self._reader.table(part.chunk)
+        work = self.reader.work
+        work.turn("")
+        data = self.reader.chunk(part.chunk)
+        table = self.reader.table(part.chunk)
+        work.turn("decode")
+        work.frames_used += len(set(part.frames))
         for run in packets_to_feed(table, part.frames):
             for packet in run:
                 start = int(table.offset[packet])

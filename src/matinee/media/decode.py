@@ -21,6 +21,7 @@ from matinee.media.convert import frame_bytes as frame_bytes
 from matinee.media.packets import PacketTable, VideoFormat
 from matinee.media.plan import byte_ranges, packets_to_feed
 from matinee.media.source import reason_of
+from matinee.media.work import Work
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,10 +36,12 @@ _MAX_DECODERS = 16  # kept per thread: bounded, whatever the data set
 class ClipDecoder:
     """Decodes clips with single-threaded decoders that it keeps and reuses.
 
-    Not thread-safe: one per worker thread. After any error its decoders are made anew.
+    Not thread-safe: one per worker thread. After any error its decoders are made anew. `work` adds
+    up what was done; put another in its place to begin at nothing.
     """
 
     def __init__(self) -> None:
+        self.work = Work()
         self._decoders: OrderedDict[VideoFormat, av.VideoCodecContext] = OrderedDict()
 
     def decode(
@@ -108,13 +111,16 @@ class ClipDecoder:
                     other[:] = first
 
         runs = packets_to_feed(table, list(rows))
+        before = self.work.turn("decode")
         try:
-            missing = _decode(self._decoder(fmt), table, read, runs, set(rows), write)
+            missing = _decode(self._decoder(fmt), table, read, runs, set(rows), write, self.work)
         except (av.FFmpegError, MediaError, EOFError, PermissionError, ValueError) as error:
             self._decoders.pop(fmt, None)
             if isinstance(error, MediaError):
                 raise
             raise MediaError(f"damaged video data: {reason_of(error)}") from None
+        finally:
+            self.work.turn(before)
         if missing:
             self._decoders.pop(fmt, None)
             raise MediaError(f"damaged video data: frame {min(missing)} did not decode")
@@ -148,10 +154,12 @@ def _decode(
     runs: Sequence[Sequence[int]],
     missing: set[int],
     write: Callable[[av.VideoFrame], None],
+    work: Work,
 ) -> set[int]:
     """Feed runs of packets; `write` gets each `missing` frame once. Returns what stays missing."""
     if not runs:
         return missing
+    work.frames_used += len(missing)
     # One list for all runs: neighbouring ones lie together, and are read at once.
     packets = np.array([packet for run in runs for packet in run])
     offsets, sizes = table.offset[packets].tolist(), table.size[packets].tolist()
@@ -163,14 +171,17 @@ def _decode(
     held: list[av.VideoFrame] = []
 
     def take(decoded: list[av.VideoFrame], limit: int) -> None:
+        work.frames_decoded += len(decoded)
         for frame in decoded:
             if frame.pts in missing:
                 missing.discard(frame.pts)
                 held.append(frame)
         if len(held) >= limit:
+            work.turn("scale")
             for frame in held:
                 write(frame)
             held.clear()
+            work.turn("decode")
 
     for run in runs:
         for _ in range(len(run)):
@@ -189,6 +200,7 @@ def _decode(
             packet = av.Packet(length)
             packet.update(payload)  # type: ignore[arg-type]  # any buffer
             packet.pts = number if number >= 0 else None
+            work.packets += 1
             if decoded := decoder.decode(packet):
                 take(decoded, _TOGETHER)
         take(decoder.decode(None), _TOGETHER)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from matinee.spans import Spans
 from matinee.training.config import TrainConfig
+from matinee.training.device_spans import spans_on
 from matinee.training.optim.schedule import learning_rate, momentum
 from matinee.training.parallel.guard import guarded
 from matinee.training.parallel.ranks import start_ranks
@@ -61,9 +61,8 @@ def train(
         guarded(ranks, config.parallel.timeout_s) as pulse,
     ):
         say = progress if progress is not None and ranks.is_main else Silent()
-        session = open_session(
-            config, ranks, say, Spans(on=config.speed.spans, pulse=pulse), resume=resume
-        )
+        spans = spans_on(ranks.device, on=config.speed.spans, pulse=pulse)
+        session = open_session(config, ranks, say, spans, resume=resume)
         with session, say:
             stopped, val = run_loop(session)
             last = ranks.on_main(lambda: val or _last_val(session.folder))

@@ -39,6 +39,7 @@ from matinee.training.setup import (
 )
 from matinee.training.show.loggers import Logger, check_loggers, open_loggers
 from matinee.training.show.progress import Progress
+from matinee.training.spent import take_spent
 from matinee.training.stages import Stage, Timeline
 from matinee.training.state.lock import lock_folder
 from matinee.training.state.runfolder import RunFolder
@@ -67,6 +68,8 @@ class Session:
     saved_at: float = field(default_factory=time.perf_counter)
     clips: int = 0
     """Read in this session since the last log line; `state.clips` also counts those before it."""
+    steps: int = 0
+    """Done in this session since the last log line."""
     norm: Tensor = field(default_factory=lambda: torch.zeros(()))
     """Of the last step's gradient, before its limit."""
     lock: BinaryIO | None = None
@@ -104,6 +107,7 @@ class Session:
         self.clips += stepped.clips
         state.masked += clips - stepped.clips
         state.step += 1
+        self.steps += 1
 
     def log(self, row: dict[str, Any]) -> None:
         """Write a row of metrics and tell it, on rank 0."""
@@ -138,7 +142,8 @@ class Session:
             "clips": state.clips,
             "clips_per_s": self.clips / max(seconds, 1e-9),
             "masked": state.masked,
-            "spans": self.runner.spans.take(),
+            "window": {"steps": self.steps, "seconds": seconds},
+            **take_spent(self.runner.spans, state.loader, self.ranks),
         }
         if state.noise is not None:
             row["noise_scale"] = _finite(state.noise.value())
@@ -148,7 +153,7 @@ class Session:
             row["world"] = self.ranks.world
         if self.ranks.device.type == "cuda":
             row["memory_gib"] = torch.cuda.max_memory_allocated(self.ranks.device) / 2**30
-        state.loss, state.sums, state.clips, self.clips = None, {}, 0, 0
+        state.loss, state.sums, state.clips, self.clips, self.steps = None, {}, 0, 0, 0
         return row
 
     def val_row(self, metrics: dict[str, Any]) -> dict[str, Any]:

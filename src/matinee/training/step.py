@@ -6,6 +6,18 @@ not finite is remembered there. What the host must know (how many clips could be
 somebody asked to stop) it knows before the forward pass; ranks add these numbers up on the host
 while the device computes. fp16 is the exception: whether gradients overflowed decides what happens
 next.
+
+# Note [Waiting for other ranks]
+A rank's backward pass ends with waiting: for the gradients of slower ranks, and for what of their
+exchange was not hidden behind it. When the engine has computed all gradients of this rank it runs
+its callbacks in order, and ours was queued before that of DistributedDataParallel, which waits. So
+the span "backward" ends there and the rest counts as "comm", without a synchronisation; on a GPU an
+event marks it. What cannot be told apart so:
+
+- "comm" holds waiting and exchange together. The rank with the least waited least: what others have
+  beyond it is waiting for the slowest rank, and only what it has itself is the exchange.
+- Features that a contrastive loss gathers travel inside "forward" and "backward".
+- FSDP waits for weights within both passes; its spans are the same on all ranks, whoever is slow.
 """
 
 from __future__ import annotations
@@ -22,7 +34,7 @@ from matinee.data.batch import Batch
 from matinee.data.random import integer_seed
 from matinee.errors import MatineeError
 from matinee.spans import Pulse, Spans
-from matinee.tasks.base import Step, Task
+from matinee.tasks.base import Outcome, Step, Task
 from matinee.training.optim.clip import clip_gradients
 from matinee.training.optim.noise import NoiseScale
 from matinee.training.parallel.ranks import Pending, Ranks
@@ -135,7 +147,7 @@ class StepRunner:
         outcome = self.task.gradients(
             Step(
                 clips=clips, parts=self.parts, world=self.ranks.world, next_batch=next_batch,
-                reseed=reseed, compute=self.wrapped.compute,
+                reseed=reseed, compute=self._compute,
                 part=lambda part: self._part(part, small), scaled=self.scaler.scale,
                 autocast=lambda: autocast(self.precision, self.ranks.device), spans=self.spans,
             )
@@ -159,6 +171,21 @@ class StepRunner:
         return Stepped(
             outcome.loss, outcome.sums, norm, read, outcome.samples, skipped, tuple(sent)
         )
+
+    def _compute(self, part: Any) -> Any:
+        """A forward pass, whose backward pass tells when this rank has done its own."""
+        computed = self.wrapped.compute(part)
+        if self.ranks.world > 1 and self.spans.on:
+            found = (computed.loss,) if isinstance(computed, Outcome) else computed
+            for tensor in found:
+                if isinstance(tensor, Tensor) and tensor.requires_grad:
+                    tensor.register_hook(self._backward_began)  # type: ignore[no-untyped-call]
+        return computed
+
+    def _backward_began(self, _: Tensor) -> None:
+        """See Note [Waiting for other ranks]."""
+        engine: Any = torch.autograd.Variable._execution_engine
+        engine.queue_callback(lambda: self.spans.split("backward", "comm"))
 
     def _check_used(self) -> None:
         """Ranks wait for the gradients of all weights: refuse those that have none."""

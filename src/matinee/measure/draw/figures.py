@@ -118,6 +118,7 @@ class Bars:
         thick = 0.8 / len(self.series)
         most = max((v for s in self.series for v in s.y if v is not None), default=1.0)
         for i, series in enumerate(self.series):
+            name: str | None = plots.clean(series.name)
             for row, value in enumerate(series.y):
                 if value is None:
                     continue
@@ -125,9 +126,9 @@ class Bars:
                 axes.barh(
                     y, value, 0.86 * thick, color=plots.RUN[i % plots.NUM_COLOURS], linewidth=0,
                     edgecolor=plots.PAGE, hatch=plots.HATCHES[i % len(plots.HATCHES)],
-                    label=plots.clean(series.name) if row == 0 else None,
+                    label=name,
                 )  # fmt: skip
-                end = value
+                name, end = None, value
                 if series.low is not None and series.high is not None:
                     end = max(value, series.high[row])
                     axes.plot([series.low[row], series.high[row]], [y, y], color=plots.INK, lw=1.1)
@@ -274,6 +275,9 @@ def _scale(
         axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axis.set_minor_locator(ticker.NullLocator())
     elif log:
+        low, high = axis.get_view_interval()
+        if 0 < high < 100 * low:  # else one label or none would be left
+            axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axis.set_minor_formatter(ticker.NullFormatter())
     else:

@@ -90,7 +90,20 @@ ul.guesses li { overflow-wrap: anywhere; }
 .mark.wrong { color: var(--wrong); border-style: dashed; }
 .mark.none { color: var(--muted); border-style: dotted; }
 .quiet { color: var(--muted); }
-details { border-bottom: 1px solid var(--rule); padding: 0.7rem 0; }
+.switch { border: 0; margin: 1rem 0; padding: 0; display: flex; flex-wrap: wrap; gap: 0.4rem 0.6rem;
+  align-items: baseline; font-size: 0.92rem; }
+.switch legend { float: left; padding: 0; margin-right: 0.4rem; color: var(--muted); }
+.switch label { border: 1px solid var(--rule); border-radius: 99px; padding: 0.15rem 0.8rem;
+  cursor: pointer; }
+.switch input { position: absolute; opacity: 0; }
+.switch label:has(:checked) { border-color: var(--accent); font-weight: 600;
+  box-shadow: inset 0 0 0 1px var(--accent); }
+.switch label:has(:focus-visible) { outline: 2px solid var(--accent); outline-offset: 2px; }
+"""
+STYLE += "".join(  # the one of several alternatives that `switch` shows
+    f":root:has(#over-{i}:checked) .over:not(.over-{i}) {{ display: none; }}\n" for i in range(4)
+)
+STYLE += """details { border-bottom: 1px solid var(--rule); padding: 0.7rem 0; }
 summary { cursor: pointer; font-weight: 600; overflow-wrap: anywhere; }
 pre { overflow-x: auto; background: var(--card); border: 1px solid var(--rule);
   border-radius: 8px; padding: 0.9rem 1rem; font: 0.82rem/1.5 ui-monospace, SFMono-Regular, Menlo,
@@ -191,6 +204,24 @@ def box_legend(boxes: Sequence[tuple[str, str]]) -> str:
         for colour, name in boxes
     )
     return f'<ul class="legend" aria-label="Parts of a step">{items}</ul>\n'
+
+
+def switch(legend: str, choices: Sequence[str]) -> str:
+    """Radio buttons that show one of the `alternatives` on the page, without a script: the first at
+    the start, and all of them where a browser does not know CSS's :has(). One a page, for up to
+    four choices.
+    """
+    html = "".join(
+        f'<label><input type="radio" name="over" id="over-{i}"{" checked" if i == 0 else ""}>'
+        f"{text(choice)}</label>"
+        for i, choice in enumerate(choices)
+    )
+    return f'<fieldset class="switch"><legend>{text(legend)}</legend>{html}</fieldset>\n'
+
+
+def alternatives(*, html: Sequence[str]) -> str:
+    """What each choice of the switch shows here."""
+    return "".join(f'<div class="over over-{i}">{one}</div>' for i, one in enumerate(html))
 
 
 def details(summary: str, content: str) -> str:

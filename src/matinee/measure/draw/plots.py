@@ -61,10 +61,11 @@ def line_plot(
     curves: Sequence[NDArray[np.float64]],
     *,
     about: str,
+    x_name: str = "epoch",
     percent: bool = False,
     height: float = 2.7,
 ) -> str:
-    """Values over epochs, one curve [2, N] a run, not all empty.
+    """Values over epochs or another axis, one curve [2, N] a run, not all empty.
 
     Args:
         prefix: of the SVG's ids; another one for each plot of a page.
@@ -80,9 +81,10 @@ def line_plot(
                 x, y, color=RUN[i % NUM_COLOURS], linestyle=STYLES[i % len(STYLES)],
                 marker=MARKERS[i % len(MARKERS)] if few else "", markeredgewidth=0,
             )  # fmt: skip
-        axes.set_xlabel("epoch")
-        axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
-        axes.set_xlim(0, 1.03 * last)
+        axes.set_xlabel(x_name)
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=x_name == "epoch"))
+        axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axes.set_xlim(0, 1.03 * last if last > 0 else 1.0)
         if percent:
             axes.set_ylim(-0.03, 1.03)
             axes.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,11 @@ from matinee.measure.report.metrics import HEADLINES
 from matinee.training.config import TrainConfig
 from matinee.training.state.runfolder import RunFolder
 
+Axis = Literal["epoch", "step", "clips", "hours"]
+AXES: dict[Axis, str] = {
+    "epoch": "epoch", "step": "step", "clips": "clips seen", "hours": "hours of recorded time",
+}  # fmt: skip
+"""What curves can be drawn over, and how the axis is called."""
 OTHER = "other"
 SPANS = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "validate", "save")
 _IN_WINDOW = frozenset(SPANS) - {"validate", "save"}
@@ -169,13 +175,53 @@ def _is_metric(key: str, value: object) -> bool:
     return number and key not in _NO_METRICS
 
 
-def curve(rows: Sequence[dict[str, Any]], key: str) -> NDArray[np.float64]:
-    """float64 [2, N]: epochs and values of `key`, averaged in groups down to 400 points."""
-    points = [(row["epoch"], row[key]) for row in rows if row.get(key) is not None]
-    pairs = np.array(points, dtype=np.float64).reshape(-1, 2)
+def curve(
+    run: RunData, rows: Sequence[dict[str, Any]], key: str, axis: Axis = "epoch"
+) -> NDArray[np.float64]:
+    """float64 [2, N]: places on an axis and values of `key` in rows of a run, averaged in groups
+    down to 400 points.
+    """
+    held = [row for row in rows if row.get(key) is not None]
+    values = np.array([row[key] for row in held], dtype=np.float64)
+    pairs = np.stack([places(run, held, axis), values], axis=1)
     if len(pairs) <= _MOST_POINTS:
         return pairs.T
     return np.array([part.mean(axis=0) for part in np.array_split(pairs, _MOST_POINTS)]).T
+
+
+def places(run: RunData, rows: Sequence[dict[str, Any]], axis: Axis) -> NDArray[np.float64]:
+    """float64 [N]: where rows of a run lie on an axis.
+
+    Clips are those trained on up to the row's step; hours are the recorded time up to the row:
+    logged stretches of training, validations and saves.
+    """
+    if axis in ("epoch", "step"):
+        return np.array([row[axis] for row in rows], dtype=np.float64)
+    grown: list[tuple[int, bool, float]] = []
+    for row in (*run.train, *run.val):
+        is_val = row["kind"] == "val"
+        grown.append((row["step"], is_val, _clips(row) if axis == "clips" else _hours(row)))
+    grown.sort(key=lambda held: held[:2])  # a validation comes after the step's own row
+    keys = [held[:2] for held in grown]
+    sums = np.cumsum([held[2] for held in grown]) if grown else np.zeros(0)
+    ends = [bisect_right(keys, (row["step"], row["kind"] == "val")) for row in rows]
+    return np.array([sums[end - 1] if end else 0.0 for end in ends], dtype=np.float64)
+
+
+def _clips(row: dict[str, Any]) -> float:
+    return float(row.get("clips") or 0) if row["kind"] == "train" else 0.0
+
+
+def _hours(row: dict[str, Any]) -> float:
+    spans = row.get("spans", {})
+    beside = sum(float(spans.get(name, 0.0)) for name in SPANS if name not in _IN_WINDOW)
+    return (_window(row) + beside) / 3600
+
+
+def _window(row: dict[str, Any]) -> float:
+    """Seconds of the stretch of training that a row is of."""
+    rate = row.get("clips_per_s")
+    return float(row["clips"] / rate) if row.get("clips") and rate else 0.0
 
 
 def span_seconds(run: RunData) -> dict[str, float]:
@@ -188,9 +234,8 @@ def span_seconds(run: RunData) -> dict[str, float]:
         for name, seconds in row.get("spans", {}).items():
             total[name] = total.get(name, 0.0) + float(seconds)
     for row in run.train:
-        if row.get("clips") and row.get("clips_per_s"):
-            inside = sum(s for name, s in row.get("spans", {}).items() if name in _IN_WINDOW)
-            other += max(0.0, row["clips"] / row["clips_per_s"] - inside)
+        inside = sum(s for name, s in row.get("spans", {}).items() if name in _IN_WINDOW)
+        other += max(0.0, _window(row) - inside)
     names = [name for name in SPANS if name in total]
     names += sorted(set(total) - set(names))
     ordered = {name: total[name] for name in names}
@@ -220,11 +265,7 @@ def clips_per_second(run: RunData) -> float | None:
     """Clips through the logged stretches of training; validation and waiting for a save at the
     end of an epoch are not part of them.
     """
-    pairs = [
-        (row["clips"], row["clips"] / row["clips_per_s"])
-        for row in run.train
-        if row.get("clips") and row.get("clips_per_s")
-    ]
+    pairs = [(_clips(row), seconds) for row in run.train if (seconds := _window(row))]
     clips, seconds = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (0, 0.0)
     return clips / seconds if seconds > 0 else None
 

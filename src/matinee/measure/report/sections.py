@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from matinee.measure.draw import page
 from matinee.measure.draw.formats import ABSENT, duration, rate
 from matinee.measure.draw.plots import line_plot
 from matinee.measure.report.metrics import HEADINGS, HEADLINES, KINDS, METRICS
 from matinee.measure.report.rundata import (
+    AXES,
+    Axis,
     RunData,
     clips_per_second,
     comparable,
@@ -110,25 +109,37 @@ def _remarks(runs: Sequence[RunData]) -> list[str]:
 
 
 def curves(runs: Sequence[RunData]) -> str:
+    """Over epochs; of several runs also over steps, clips and hours, one axis shown at a time."""
+    axes: list[Axis] = list(AXES) if len(runs) > 1 else ["epoch"]
     kinds = [kind for kind in KINDS if of_kind(runs, kind)]
     html = ""
     for kind in kinds:
         which = f", {kind}" if len(kinds) > 1 else ""
-        points = [curve(run.train if run.kind == kind else (), "loss") for run in runs]
-        html += _plot(runs, f"loss-{kind}", f"Training loss{which}", points)
+        rows = [run.train if run.kind == kind else () for run in runs]
+        html += _plot(runs, rows, "loss", f"loss-{kind}", f"Training loss{which}", axes)
         key = HEADLINES[kind]
         heading, percent = HEADINGS[key]
-        points = [curve(run.val if run.kind == kind else (), key) for run in runs]
-        html += _plot(runs, f"val-{key}", heading, points, percent=percent)
-        points = [curve(run.train if run.kind == kind else (), "top1") for run in runs]
-        if any(held.size for held in points):
+        val = [run.val if run.kind == kind else () for run in runs]
+        html += _plot(runs, val, key, f"val-{key}", heading, axes, percent=percent)
+        if any(row.get("top1") is not None for held in rows for row in held):
             heading, caption = _BATCH_TOP1[kind]
-            html += _plot(runs, f"batch-{kind}", heading, points, percent=True, caption=caption)
-    points = [curve(run.train, "lr") for run in runs]
-    html += _plot(runs, "lr", "Learning rate", points, height=1.7)
-    return page.run_legend([run.name for run in runs]) + f'<div class="grid">{html}</div>'
+            html += _plot(
+                runs, rows, "top1", f"batch-{kind}", heading, axes, percent=True, caption=caption
+            )
+    rows = [run.train for run in runs]
+    html += _plot(runs, rows, "lr", "lr", "Learning rate", axes, height=1.7)
+    legend = page.run_legend([run.name for run in runs])
+    if len(axes) > 1:
+        legend += page.switch("Over", [_CHOICES[axis] for axis in axes])
+        legend += page.note(_AXES_NOTE)
+    return legend + f'<div class="grid">{html}</div>'
 
 
+_CHOICES: dict[Axis, str] = {"epoch": "epochs", "step": "steps", "clips": "clips", "hours": "hours"}
+_AXES_NOTE = (
+    "Clips are those trained on so far, whatever the batch. Hours are recorded time: training, "
+    "validation and saving, without what lay between sessions of a run that was resumed."
+)
 _BATCH_TOP1 = {
     "classification": ("Training top-1", "Of training clips, augmented as they were."),
     "contrastive": (
@@ -140,47 +151,90 @@ _BATCH_TOP1 = {
 
 def _plot(
     runs: Sequence[RunData],
+    rows: Sequence[Sequence[dict[str, Any]]],
+    key: str,
     name: str,
     heading: str,
-    points: Sequence[NDArray[np.float64]],
+    axes: Sequence[Axis],
     *,
     percent: bool = False,
     height: float = 2.7,
     caption: str = "",
 ) -> str:
-    if not any(held.size for held in points):
-        return page.figure(heading, html="", caption="No rows of this kind were logged.")
-    told = [
-        f"{run.name}: {held[1, 0]:.3g} at epoch {held[0, 0]:.3g}, "
-        f"{held[1, -1]:.3g} at epoch {held[0, -1]:.3g}"
-        for run, held in zip(runs, points, strict=True)
-        if held.size
-    ]
-    about = f"{heading} over epochs. {'; '.join(told)}."
-    svg = line_plot(name, points, about=about, percent=percent, height=height)
-    return page.figure(heading, html=svg, caption=caption)
+    """A figure with a plot for each axis; `rows` are those of each run that may have `key`."""
+    drawn = []
+    for axis in axes:
+        points = [curve(run, held, key, axis) for run, held in zip(runs, rows, strict=True)]
+        if not any(held.size for held in points):
+            return page.figure(heading, html="", caption="No rows of this kind were logged.")
+        one = AXES[axis] if axis == "epoch" else _CHOICES[axis]
+        told = [
+            f"{run.name}: {held[1, 0]:.3g} at {one} {held[0, 0]:.3g}, "
+            f"{held[1, -1]:.3g} at {one} {held[0, -1]:.3g}"
+            for run, held in zip(runs, points, strict=True)
+            if held.size
+        ]
+        about = f"{heading} over {_CHOICES[axis]}. {'; '.join(told)}."
+        drawn.append(
+            line_plot(
+                name if axis == "epoch" else f"{name}-{axis}",
+                points,
+                about=about,
+                x_name=AXES[axis],
+                percent=percent,
+                height=height,
+            )
+        )
+    html = page.alternatives(html=drawn) if len(drawn) > 1 else drawn[0]
+    return page.figure(heading, html=html, caption=caption)
+
+
+_LONG = 24  # characters of a value that is broken into lines
+_MACHINE = ("matinee", "python", "torch", "cuda", "packages", "platform", "cores", "gpu")
+
+
+def differences(runs: Sequence[RunData]) -> str:
+    """The settings, and the facts of the machine, that are not the same in all runs; "" for one."""
+    if len(runs) == 1:
+        return ""
+    settings = [_flat(run.config.to_dict()) for run in runs]
+    for held in settings:
+        del held["run.out"]  # each run has its own
+    sections = list(runs[0].config.to_dict())
+    names = sorted(
+        dict.fromkeys(chain(*settings)), key=lambda key: sections.index(key.split(".")[0])
+    )
+    rows = _differing(settings, names)
+    alike = len(names) - len(rows)
+    html = (
+        page.table("Settings that differ", [run.name for run in runs], rows)
+        + page.note(f"The other {alike} settings are the same.")
+        if rows
+        else page.note("All settings are the same.")
+    )
+    machines = [_flat({k: v for k, v in run.environment.items() if k in _MACHINE}) for run in runs]
+    others = _differing(machines, list(dict.fromkeys(chain(*machines))))
+    if others:
+        html += "<h3>Machines and versions that differ</h3>"
+        html += page.table("Machines and versions", [run.name for run in runs], others)
+    return html
+
+
+def _differing(
+    held: Sequence[dict[str, Any]], names: Sequence[str]
+) -> list[tuple[str, str, list[str]]]:
+    """A row for each name whose values are not all the same, with a dash where there is none."""
+    rows = []
+    for name in names:
+        # Tasks and models of several kinds have settings of their own.
+        cells = [json.dumps(one[name]) if name in one else ABSENT for one in held]
+        if len(set(cells)) > 1:
+            rows.append(("wrap" if max(map(len, cells)) > _LONG else "", name, cells))
+    return rows
 
 
 def configuration(runs: Sequence[RunData]) -> str:
     html = ""
-    if len(runs) > 1:
-        flat = [_flat(run.config.to_dict()) for run in runs]
-        # Tasks and models of several kinds have settings of their own: "" where a run has none.
-        cells = {
-            key: [json.dumps(held[key]) if key in held else "" for held in flat]
-            for key in dict.fromkeys(chain(*flat))
-        }
-        sections = list(runs[0].config.to_dict())
-        rows = [
-            ("", key, [cell or ABSENT for cell in cells[key]])
-            for key in sorted(cells, key=lambda key: sections.index(key.split(".")[0]))
-            if len(set(cells[key])) > 1
-        ]
-        html += "<h3>Settings that differ</h3>" + (
-            page.table("Settings that differ", [run.name for run in runs], rows)
-            if rows
-            else page.note("None.")
-        )
     for run in runs:
         environment = json.dumps(run.environment, indent=1, ensure_ascii=False)
         html += page.details(f"{run.name}: configuration", run.config.to_json())

@@ -14,6 +14,7 @@ from matinee.measure.report.examples import Example, find_examples
 from matinee.measure.report.reconstructions import find_reconstructions
 from matinee.measure.report.retrievals import Retrieval, find_retrievals
 from matinee.measure.report.rundata import (
+    AXES,
     RunData,
     clips_per_second,
     curve,
@@ -96,6 +97,7 @@ def _parts(runs: list[RunData], count: int) -> tuple[list[tuple[str, str, str]],
         clips.append(("reconstruction", "Hidden patches, reconstructed", html))
     parts = [
         ("summary", "Final numbers", sections.summary(runs)),
+        ("differences", "What differs", sections.differences(runs)),
         ("curves", "Training and validation", sections.curves(runs)),
         ("confusion", "What is mistaken for what", classes.confusion(runs)),
         ("calibration", "Calibration", classes.calibration(runs)),
@@ -115,10 +117,13 @@ def _data(run: RunData) -> dict[str, Any]:
         if run.scores.confusion is not None:
             scores["confusion"] = run.scores.confusion.tolist()
     curves = {
-        "loss": curve(run.train, "loss"),
-        "lr": curve(run.train, "lr"),
-        "train_top1": curve(run.train, "top1"),
-        f"val_{run.headline}": curve(run.val, run.headline),
+        key: {axis: curve(run, rows, of, axis) for axis in AXES}
+        for key, rows, of in (
+            ("loss", run.train, "loss"),
+            ("lr", run.train, "lr"),
+            ("train_top1", run.train, "top1"),
+            (f"val_{run.headline}", run.val, run.headline),
+        )
     }
     return {
         "name": run.name,
@@ -128,8 +133,9 @@ def _data(run: RunData) -> dict[str, Any]:
         "clips_per_s": clips_per_second(run),
         "seconds": span_seconds(run),
         "curves": {
-            key: {"epoch": points[0].tolist(), "value": points[1].tolist()}
-            for key, points in curves.items()
+            key: {axis: points[0].tolist() for axis, points in over.items()}
+            | {"value": over["epoch"][1].tolist()}
+            for key, over in curves.items()
         },
         "config": run.config.to_dict(),
         "environment": run.environment,

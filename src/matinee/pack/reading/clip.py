@@ -5,7 +5,8 @@ pyarrow, so decoding workers start fast.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from matinee.errors import MediaError
 from matinee.media.decode import Box, ClipDecoder, Pixels
 from matinee.media.packets import PacketTable, VideoFormat
 from matinee.media.plan import byte_ranges, packets_to_feed
+from matinee.media.work import Work
 from matinee.pack.reading.storage import LocalFiles, Range, Remote, Unread
 
 _CACHED_TABLES = 256
@@ -76,7 +78,8 @@ class ClipPart:
 class ClipReader:
     """Reads clips into rows of memory. Not thread-safe: one per worker thread.
 
-    Keeps a bounded number of open files, packet tables and decoders.
+    Keeps a bounded number of open files, packet tables and decoders. `work` adds up what was done;
+    put another in its place to begin at nothing.
     """
 
     def __init__(self, formats: Sequence[VideoFormat]) -> None:
@@ -85,6 +88,14 @@ class ClipReader:
         self._local = LocalFiles()
         self._tables: OrderedDict[tuple[str, int], PacketTable] = OrderedDict()
         self._ahead: list[tuple[Range, bytes]] = []  # of the clip that is being read
+
+    @property
+    def work(self) -> Work:
+        return self._decoder.work
+
+    @work.setter
+    def work(self, work: Work) -> None:
+        self._decoder.work = work
 
     def read(
         self,
@@ -188,7 +199,8 @@ class ClipReader:
 
     def _bytes(self, remote: Remote | None, wanted: Range) -> bytes | memoryview:
         if remote is None:
-            return self._local.read(wanted.file, wanted.offset, wanted.length)
+            with self._storage(wanted.length):
+                return self._local.read(wanted.file, wanted.offset, wanted.length)
         for held, data in self._ahead:
             begin = wanted.offset - held.offset
             if held.file == wanted.file and 0 <= begin <= held.length - wanted.length:
@@ -232,7 +244,18 @@ class ClipReader:
                 read_ranges,  # here: local packs do without fsspec
             )
 
-            self._ahead.extend(zip(ranges, read_ranges(remote, ranges), strict=True))
+            with self._storage(sum(wanted.length for wanted in ranges)):
+                self._ahead.extend(zip(ranges, read_ranges(remote, ranges), strict=True))
+
+    @contextmanager
+    def _storage(self, length: int) -> Iterator[None]:
+        """Around reading so many bytes."""
+        before = self.work.turn("read")
+        try:
+            yield
+            self.work.bytes += length
+        finally:
+            self.work.turn(before)
 
     def close(self) -> None:
         """Close the files; also done when the reader is no longer used."""

@@ -95,7 +95,7 @@ def parse_dimension(text: str, config: TrainConfig) -> Dimension:
     hint = field_type(config, field, said)
     bounds = re.fullmatch(r"([^,]+?)\.\.([^,:]+)(?::([^,]+))?", values)
     if bounds is None:
-        choices = tuple(_value(part.strip(), hint, said) for part in values.split(","))
+        choices = tuple(read_value(part.strip(), hint, said) for part in values.split(","))
         if len(set(choices)) < len(choices):
             raise ConfigError(f"{said}: the same value twice")
         dimension = Dimension(field, choices)
@@ -105,7 +105,7 @@ def parse_dimension(text: str, config: TrainConfig) -> Dimension:
         return dimension
     other, values = _split(condition, said)
     kind = field_type(config, other, said)
-    wanted = tuple(_value(part.strip(), kind, said) for part in values.split(","))
+    wanted = tuple(read_value(part.strip(), kind, said) for part in values.split(","))
     return replace(dimension, when=Condition(other, wanted))
 
 
@@ -121,10 +121,10 @@ def _range(field: str, hint: Any, low: str, high: str, how: str | None, *, said:
     if not kinds:
         raise ConfigError(f"{said}: {field} takes no numbers: list its values, separated by commas")
     whole = kinds[0] is int
-    first, last = _value(low, kinds[0], said), _value(high, kinds[0], said)
+    first, last = read_value(low, kinds[0], said), read_value(high, kinds[0], said)
     log, step = how == "log", None
     if how is not None and not log:
-        step = _value(how, kinds[0], said)
+        step = read_value(how, kinds[0], said)
         if step <= 0:
             raise ConfigError(f"{said}: a step of {step:g}")
     if not first < last:
@@ -209,8 +209,12 @@ def _members(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _value(text: str, hint: Any, said: str) -> Any:
-    """Read a single value of a type."""
+def read_value(text: str, hint: Any, said: str) -> Any:
+    """Read a value as `write_value` writes it, of the type that a field is declared with.
+
+    Raises:
+        ConfigError: no value of that type; begins with `said`.
+    """
     members = _members(hint)
     if text.lower() == "none" and type(None) in members:
         return None
@@ -225,7 +229,7 @@ def _value(text: str, hint: Any, said: str) -> Any:
         parts = text.split()
         if inner[-1] is not Ellipsis and len(parts) != len(inner):
             raise ConfigError(f"{said}: {text!r} needs {len(inner)} numbers with spaces between")
-        return tuple(_value(part, inner[0], said) for part in parts)
+        return tuple(read_value(part, inner[0], said) for part in parts)
     if kind is bool:
         if text not in ("true", "false"):
             raise ConfigError(f"{said}: {text!r} is neither true nor false")

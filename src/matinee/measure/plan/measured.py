@@ -1,0 +1,68 @@
+"""Measurements of one's own machine in the place of assumptions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from matinee.errors import ConfigError
+from matinee.measure.plan.collective import Link
+from matinee.measure.plan.jitter import Measured
+
+
+def read_all_reduce(path: Path) -> Link:
+    """α and β of the most ranks that `matinee bench allreduce` measured.
+
+    Raises:
+        ConfigError: the file is missing, or no such measurement.
+    """
+    fits = _read("--all-reduce", path).get("fits")
+    try:
+        assert isinstance(fits, list)
+        fit = max(fits, key=lambda row: row["ranks"])
+        alpha, beta = float(fit["alpha_s"]), float(fit["beta_s_per_byte"])
+    except (AssertionError, KeyError, TypeError, ValueError):
+        raise ConfigError(
+            f"--all-reduce {path} holds no fits with alpha_s and beta_s_per_byte: give the JSON of "
+            "matinee bench allreduce"
+        ) from None
+    if not (0 <= alpha < 10 and 0 < beta < 1):
+        raise ConfigError(f"--all-reduce {path}: {alpha} s a hop and {beta} s a byte cannot be")
+    return Link(alpha, 1 / beta)
+
+
+def read_steps(path: Path) -> Measured:
+    """Step times of ranks: those that `matinee bench scaling` measured of the most ranks without
+    communication, or a JSON object with a list `step_seconds`.
+
+    Raises:
+        ConfigError: the file is missing, or holds no step times.
+    """
+    content = _read("--jitter", path)
+    try:
+        steps = content.get("step_seconds")
+        if steps is None:
+            rows = content["measured"]
+            steps = max(rows, key=lambda row: row["ranks"])["compute_step_seconds"]
+        values = [float(x) for part in steps for x in (part if isinstance(part, list) else [part])]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ConfigError(
+            f"--jitter {path} holds no step times: give the JSON of matinee bench scaling, an "
+            'object {"step_seconds": [0.31, 0.32, …]}, or lognormal:0.1'
+        ) from None
+    return Measured.of(values)
+
+
+def _read(flag: str, path: Path) -> Mapping[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        hint = " (or lognormal:0.1)" if flag == "--jitter" else ""
+        raise ConfigError(f"{flag} {path}: {error.strerror}{hint}") from None
+    except ValueError as error:
+        raise ConfigError(f"{flag} {path} is no JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{flag} {path} holds no object")
+    return content

@@ -1,0 +1,73 @@
+"""How large the runs of `reproduce accelerating` are: pictures, networks, epochs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from matinee.recipes.cifar import efficientnet_cifar, resnet50_cifar, vit_cifar
+from matinee.tasks.config import ClassificationConfig
+from matinee.training.config import TrainConfig
+
+PIXELS = 32
+RECIPES = {"resnet50": resnet50_cifar, "vit": vit_cifar, "efficientnet": efficientnet_cifar}
+
+
+@dataclass(frozen=True)
+class Size:
+    """`pictures`: of training and as many of test, over all classes; None: all there are.
+
+    `published`: networks and augmentation of the recipes as they are, else small ones.
+    """
+
+    name: str
+    pictures: int | None
+    epochs: int
+    published: bool
+    about: str
+
+    def limit(self, classes: int) -> int | None:
+        """Pictures of each class and split."""
+        return None if self.pictures is None else max(2, self.pictures // classes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_SMALL = (
+    "Pictures of 32² in batches of {batch}, from scratch. So that a CPU is done in minutes, "
+    "ResNet-50 has the stem of ImageNet (a 7×7 convolution of stride 2 and pooling: a fifteenth "
+    "of the arithmetic of the 3×3 stem), the ViT is ViT-Ti/4 without Mixup, CutMix, RandAugment "
+    "and erasing, EfficientNet-B0 is the recipe's; {pictures:,} pictures of training and as many "
+    "of test, {epochs} epochs. Accuracies are those of networks that have hardly begun to learn: "
+    "they show whether a lever does harm, not how good a network gets. --full trains the recipes' "
+    "networks on all pictures."
+)
+BATCH = 64
+SMALL = Size("small", 1000, 3, False, _SMALL.format(batch=BATCH, pictures=1000, epochs=3))
+QUICK = Size("quick", 160, 2, False, _SMALL.format(batch=BATCH, pictures=160, epochs=2))
+FULL = Size(
+    "full", None, 30, True,
+    "All pictures at 32², with the networks of the recipes: ResNet-50 with a 3×3 stem, ViT-B/4, "
+    "EfficientNet-B0 with a stem of stride 1, batches of 128, from scratch (the paper's ViT and "
+    "EfficientNet began with weights of ImageNet).",
+)  # fmt: skip
+
+
+def network_config(network: str, size: Size, data: str) -> TrainConfig:
+    """The recipe of a network at a size. Nothing is written to its `run.out`."""
+    config = RECIPES[network](data, "unused")
+    if size.published:
+        return config
+    optim = replace(config.optim, batch_size=BATCH, min_lr=0.0)
+    config = replace(config, optim=optim)
+    if network == "resnet50":
+        return replace(config, model=replace(config.model, small_input=False))
+    if network == "vit":
+        return replace(
+            config,
+            model=replace(config.model, backbone="vit_tiny_patch16_224", drop_path=0.0),
+            task=ClassificationConfig(),
+            clip=replace(config.clip, rand_augment=0, erasing=0.0),
+        )
+    return config
