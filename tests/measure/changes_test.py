@@ -8,8 +8,8 @@ from matinee.data.clips import ClipSpec
 from matinee.data.decode_cost import DecodeCost
 from matinee.errors import ConfigError
 from matinee.measure.diagnose.changes import Change, ranked
-from matinee.measure.diagnose.diagnose import suggest
 from matinee.measure.diagnose.facts import Facts, Loading, Stored
+from matinee.measure.diagnose.suggest import suggest
 from matinee.pack.profiles import make_profile
 from matinee.recipes import tsm
 from matinee.training.config import ParallelConfig, SpeedConfig, TrainConfig

@@ -110,7 +110,7 @@ def test_a_slow_copy_is_named(clips_pack):
 
 
 def test_a_large_network_is_named(clips_pack):
-    found = [verdict_on(small_config(clips_pack, seed, size=112)) for seed in SEEDS]
+    found = [verdict_on(small_config(clips_pack, seed, size=160)) for seed in SEEDS]
     assert stages(found) == ["compute"] * 3
 
 

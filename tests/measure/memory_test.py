@@ -33,13 +33,16 @@ from matinee.training.parallel.wrap import wrap
 from matinee.training.step import StepRunner
 
 CLASSES = 7
-CLIPS = 6
+CLIPS = 4
+SIZES = {"tsm": 96, "i3d_333_kinetics": 64}
 NETWORKS = ("tsm", "cls_epic100", "videomae_kinetics", "clip_ego4d")
 
 
 def config_of(recipe: str, *, recompute: int = 0, parts: int = 1, **changes) -> TrainConfig:
     """A small network of the recipe's kind whose step takes `parts` times `CLIPS` clips."""
     config = tiny(RECIPES[recipe]("none", "none"))
+    if config.model.backbone.startswith("vit_"):  # six blocks of 64 instead of twelve of 192
+        config = replace(config, model=replace(config.model, backbone="test_vit"))
     task = config.task
     if hasattr(task, "mixup"):
         task = replace(task, mixup=0.0, cutmix=0.0)
@@ -116,8 +119,10 @@ class RealStep:
         return sum(held.values())
 
     def peak(self) -> int:
-        """Bytes at the fullest moment of a step, as PyTorch's allocator reports to its profiler."""
-        self()
+        """Bytes at the fullest moment of a step, as PyTorch's allocator reports to its profiler.
+
+        Not of the first step, in which libraries set things up.
+        """
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
             self()
         events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -146,6 +151,7 @@ def test_what_is_saved_and_the_peak_are_those_of_a_real_step(recipe, recompute):
 def test_the_peak_of_several_parts_is_that_of_a_real_step(recipe):
     config = config_of(recipe, parts=3)
     memory, step = predicted(config), RealStep(config)
+    step()
     assert memory.total == pytest.approx(step.peak(), rel=0.1)
     assert memory.gradients > 0.9 * memory.parameters  # they wait for the last part
 
@@ -206,7 +212,7 @@ def test_no_weights_are_allocated_and_none_are_read():
     recipe=st.sampled_from(NETWORKS), clips=st.integers(1, 5), more=st.integers(1, 3),
     recompute=st.integers(0, 2),
 )  # fmt: skip
-@examples(max_examples=6, derandomize=True)
+@examples(max_examples=4, derandomize=True)
 def test_memory_grows_with_clips_and_frames(recipe, clips, more, recompute):
     config = config_of(recipe, recompute=recompute)
     config = replace(config, optim=replace(config.optim, batch_size=1))
@@ -286,7 +292,8 @@ def test_the_contrastive_loss_grows_with_all_ranks_clips_and_its_rows_with_its_o
     assert local.saved == pytest.approx(large.saved / 4, rel=0.1)
     assert local.peak < large.peak
     config = config_of("clip_ego4d")
-    whole = predicted(replace(config, optim=replace(config.optim, batch_size=256 * CLIPS)), world=256)
+    on_ranks = replace(config, optim=replace(config.optim, batch_size=256 * CLIPS))
+    whole = predicted(on_ranks, world=256)
     assert whole.saved > predicted(config).saved
 
 

@@ -54,7 +54,7 @@ class ClipShape:
         return f"{self.frames}x{self.stride or 'uniform'}"
 
 
-def parse_clip(text: str) -> ClipShape:
+def parse_clip(text: str, *, flag: str = "--for-clip") -> ClipShape:
     """`16x4` (dense: frames x stride) or `8xuniform` (one frame from each of 8 segments).
 
     Raises:
@@ -63,13 +63,13 @@ def parse_clip(text: str) -> ClipShape:
     found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,2}|uniform)", text.strip().lower())
     if found is None:
         raise ConfigError(
-            f"--for-clip {text}: say frames x stride, as 16x4, or 8xuniform for one frame from "
+            f"{flag} {text}: say frames x stride, as 16x4, or 8xuniform for one frame from "
             "each of 8 segments"
         )
     clip = ClipShape(int(found[1]), 0 if found[2] == "uniform" else int(found[2]))
     if clip.span > MAX_SPAN:
         raise ConfigError(
-            f"--for-clip {text}: spans {clip.span:,} frames, at most {MAX_SPAN:,} are estimated"
+            f"{flag} {text}: spans {clip.span:,} frames, at most {MAX_SPAN:,} are estimated"
         )
     return clip
 

@@ -43,10 +43,7 @@ def parse_shape(text: str) -> ClipShape:
     Raises:
         ConfigError: it is none.
     """
-    try:
-        return parse_clip(text)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("--for-clip", "--clip", 1)) from None
+    return parse_clip(text, flag="--clip")
 
 
 def clip_spec(shape: ClipShape, size: int) -> ClipSpec:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -23,10 +22,10 @@ from matinee.measure.draw.figures import Bars, Lines, Series
 from matinee.measure.result import Part, Result, Table
 from matinee.training.parallel.config import ParallelConfig
 from matinee.training.parallel.hooks import add_hook
+from matinee.training.parallel.wrap import own_buffers
 from matinee.training.precision import pick_device
 
 Hook = Literal["none", "bf16", "fp16"]
-_LATER = "forward_sync_buffers"
 
 
 @dataclass(frozen=True)
@@ -149,12 +148,9 @@ class Train:
         place(model, place_.device)
         parallel = None
         if place_.world > 1:
-            # What later versions of PyTorch call it.
-            known, new = inspect.signature(DistributedDataParallel).parameters, _LATER
-            buffers: dict[str, Any] = {new if new in known else "broadcast_buffers": False}
             parallel = DistributedDataParallel(
                 model, process_group=place_.group, gradient_as_bucket_view=True,
-                bucket_cap_mb=ParallelConfig().bucket_mb, **buffers,
+                bucket_cap_mb=ParallelConfig().bucket_mb, **own_buffers(),
             )  # fmt: skip
             add_hook(parallel, ParallelConfig(hook=self._hook))
         step = TrainingStep(

@@ -8,13 +8,12 @@ from typing import Any
 
 from matinee.errors import ConfigError
 from matinee.measure.arms import Spread, take_turns
-from matinee.measure.diagnose.changes import Change, ranked
+from matinee.measure.diagnose.changes import Change
 from matinee.measure.diagnose.facts import Facts
 from matinee.measure.diagnose.gather import bf16_gain, gather_facts
 from matinee.measure.diagnose.readings import Reading, Round, stages_of
 from matinee.measure.diagnose.stand import Stand, open_stand
-from matinee.measure.diagnose.suggest_data import suggest_data
-from matinee.measure.diagnose.suggest_step import suggest_step
+from matinee.measure.diagnose.suggest import suggest
 from matinee.measure.diagnose.trial import Tried, try_changes
 from matinee.measure.diagnose.verdict import Diagnosis, StepTimes, typical
 from matinee.tasks.contrastive import ContrastiveTask
@@ -140,11 +139,6 @@ def conclude(
         what or stand.config.data.path, StepTimes.of(times, stand.config.optim.batch_size), samples,
         changes=changes, notes=_notes(stand, facts), details=details,
     )  # fmt: skip
-
-
-def suggest(facts: Facts) -> tuple[Change, ...]:
-    """All changes that are known to help, best first."""
-    return ranked([*suggest_data(facts), *suggest_step(facts)], facts.step_s)
 
 
 def _notes(stand: Stand, facts: Facts) -> list[str]:

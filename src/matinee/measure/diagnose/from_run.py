@@ -20,12 +20,10 @@ from typing import Any
 
 from matinee.data.decode_cost import DecodeCost
 from matinee.errors import ConfigError, MatineeError
-from matinee.measure.diagnose.changes import Change, ranked
 from matinee.measure.diagnose.facts import Facts, Loading, Stored
 from matinee.measure.diagnose.gather import stored_of
 from matinee.measure.diagnose.span_stages import Split, stages_of_spans
-from matinee.measure.diagnose.suggest_data import suggest_data
-from matinee.measure.diagnose.suggest_step import suggest_step
+from matinee.measure.diagnose.suggest import suggest
 from matinee.measure.diagnose.verdict import Diagnosis, Stages, StepTimes, typical
 from matinee.training.config import TrainConfig
 from matinee.training.spent import OWN
@@ -59,7 +57,7 @@ def diagnose_run(folder: str | Path) -> Diagnosis:
     notes += _limits(used, len(windows))
     facts = _facts(config, [row for row, _ in used], sum(n for _, n in used), typical(samples))
     return Diagnosis.of(
-        str(run.path), StepTimes.of(seconds, clips), samples, changes=_changes(facts),
+        str(run.path), StepTimes.of(seconds, clips), samples, changes=suggest(facts),
         notes=notes, details=_details(used, facts),
     )  # fmt: skip
 
@@ -194,10 +192,6 @@ def _stored(config: TrainConfig) -> Stored | None:
         return stored_of(config.data.open())
     except (MatineeError, OSError):
         return None
-
-
-def _changes(facts: Facts) -> tuple[Change, ...]:
-    return ranked([*suggest_data(facts), *suggest_step(facts)], facts.step_s)
 
 
 def _details(used: Sequence[tuple[Row, int]], facts: Facts) -> dict[str, Any]:

@@ -39,10 +39,11 @@ def result_of(diagnosis: Diagnosis, name: str = "diagnose") -> Result:
         for stage in STAGES
         if stage in shown
     ]
+    unit, unit_name = (1.0, "seconds") if total >= 1 else (1000.0, "milliseconds")
     figure = Stacks(
         "One step, put together of what each stage costs it: "
         + ", ".join(f"{s} {shown[s] / total:.0%}" for s in STAGES if shown.get(s, 0) > 0),
-        ["one step"], [{s: 1000 * shown[s] for s in STAGES if s in shown}], "milliseconds", COLOURS,
+        ["one step"], [{s: unit * shown[s] for s in STAGES if s in shown}], unit_name, COLOURS,
     )  # fmt: skip
     parts = [
         Part(
@@ -59,8 +60,8 @@ def result_of(diagnosis: Diagnosis, name: str = "diagnose") -> Result:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits."""
-    return f"{seconds:.3g} s" if seconds >= 10 else f"{1000 * seconds:.3g} ms"
+    """Three digits; seconds from one on."""
+    return f"{seconds:.3g} s" if abs(seconds) >= 0.9995 else f"{1000 * seconds:.3g} ms"
 
 
 def sentence(text: str) -> str:

@@ -96,14 +96,15 @@ def _smaller_at_first(facts: Facts, held: float) -> Iterator[Change]:
 def _communication(facts: Facts) -> Iterator[Change]:
     parallel, held = facts.config.parallel, facts.stage("communication")
     optim = facts.config.optim
-    megabytes = facts.gradient_bytes / 2**20
+    megabytes = facts.gradient_bytes / 2**20  # 0 where only a log is there
+    travels = f"{megabytes:.0f} MiB of gradients travels" if megabytes else "the gradients travels"
     if parallel.hook == "none" and parallel.strategy != "fsdp":
         yield Change(
             "send gradients in bf16",
             "communication",
             held / 2,
             "model",
-            f"half of {megabytes:.0f} MiB travels",
+            f"half of {travels}",
             flags={"parallel.hook": "bf16"},
         )
         yield Change(
@@ -111,8 +112,7 @@ def _communication(facts: Facts) -> Iterator[Change]:
             "communication",
             None,
             "model",
-            f"of {megabytes:.0f} MiB a few percent travel (PowerSGD, arXiv 1905.13727), from step "
-            "1,000 on",
+            f"a few percent of {travels} (PowerSGD, arXiv 1905.13727), from step 1,000 on",
             flags={"parallel.hook": "powersgd"},
             learns=True,
         )
@@ -147,7 +147,8 @@ def _communication(facts: Facts) -> Iterator[Change]:
             f"not after each of {optim.accumulate} parts",
             flags={"parallel.no_sync": True},
         )
-    yield _larger_batch(facts, "communication", held)
+    if held >= facts.stage("optimizer"):  # else proposed there
+        yield _larger_batch(facts, "communication", held)
 
 
 def _larger_batch(facts: Facts, stage: str, held: float) -> Change:
@@ -176,11 +177,11 @@ def _optimizer(facts: Facts) -> Iterator[Change]:
             "optimizer",
             held * (1 - 1 / facts.world),
             "model",
-            f"a {facts.world}th of the update on each, which then sends its weights "
-            "(ZeRO, arXiv 1910.02054)",
+            f"one part in {facts.world} of the update on each, which then sends its weights (ZeRO, "
+            "arXiv 1910.02054)",
             flags={"parallel.strategy": "zero1"},
         )
-    if held > 0.1 * facts.step_s:
+    if held > max(0.1 * facts.step_s, facts.stage("communication")):
         yield _larger_batch(facts, "optimizer", held)
 
 

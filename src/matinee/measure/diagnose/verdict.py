@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from matinee.errors import ConfigError
 from matinee.measure.diagnose.changes import Change
@@ -93,11 +94,17 @@ def typical(samples: Sequence[Stages]) -> Stages:
         ConfigError: no rounds, or an unknown stage.
     """
     names, values = _matrix(samples)
-    medians = np.maximum(np.median(values, axis=0), 0)
-    step = float(np.median(values.sum(axis=1)))
-    total = float(medians.sum())
-    scale = step / total if total > 0 and step > 0 else 1.0
-    return {name: float(v) * scale for name, v in zip(names, medians, strict=True)}
+    return dict(zip(names, _typical(values[None])[0].tolist(), strict=True))
+
+
+def _typical(rounds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """As `typical`, of several sets of rounds: [sets, rounds, stages] → [sets, stages]."""
+    medians = np.maximum(np.median(rounds, axis=1), 0)
+    step = np.median(rounds.sum(axis=2), axis=1)
+    total = medians.sum(axis=1)
+    known = (total > 0) & (step > 0)
+    scale = np.where(known, step / np.where(known, total, 1), 1.0)
+    return np.asarray(medians * scale[:, None])
 
 
 def decide(samples: Sequence[Stages], *, seed: int = 0) -> Verdict:
@@ -116,7 +123,7 @@ def decide(samples: Sequence[Stages], *, seed: int = 0) -> Verdict:
     first, second = order[0], order[1] if len(order) > 1 else None
     step = sum(shown.values()) or 1.0
     draws = np.random.default_rng(seed).integers(len(values), size=(_DRAWS, len(values)))
-    medians = np.median(values[draws], axis=1)  # [draws, stages]
+    medians = _typical(values[draws])  # [draws, stages]
     wins = np.mean(medians.argmax(axis=1) == names.index(first))
     certainty = min(float(wins), 1 - 0.5 ** len(values))
     if second is None or shown[second] <= 0:
@@ -130,7 +137,7 @@ def decide(samples: Sequence[Stages], *, seed: int = 0) -> Verdict:
     )  # fmt: skip
 
 
-def _matrix(samples: Sequence[Stages]) -> tuple[list[str], Any]:
+def _matrix(samples: Sequence[Stages]) -> tuple[list[str], NDArray[np.float64]]:
     """Stages in order, and their seconds, float64 [rounds, stages]."""
     if not samples:
         raise ConfigError("no round was measured, so there is nothing to decide")

@@ -187,7 +187,7 @@ class _Tried:
             return clips[0]
         before, fits, too_many = 0, 1, len(clips) - 1  # places among the candidates
         rise = self._slope(level, before, fits)
-        if rise * clips[-1] < limit and self._total(level, clips[-1]) <= limit:
+        if rise * clips[-1] <= limit and self._total(level, clips[-1]) <= limit:
             return clips[-1]
         if self._total(level, clips[fits]) > limit:
             return clips[before]

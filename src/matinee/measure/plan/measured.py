@@ -13,7 +13,7 @@ from matinee.measure.plan.jitter import Measured
 
 
 def read_all_reduce(path: Path) -> Link:
-    """α and β of the most ranks that `matinee bench allreduce` measured.
+    """α and β of the most ranks that `matinee bench allreduce` measured with a core each.
 
     Raises:
         ConfigError: the file is missing, or no such measurement.
@@ -21,7 +21,7 @@ def read_all_reduce(path: Path) -> Link:
     fits = _read("--all-reduce", path).get("fits")
     try:
         assert isinstance(fits, list)
-        fit = max(fits, key=lambda row: row["ranks"])
+        fit = max(fits, key=_worth)
         alpha, beta = float(fit["alpha_s"]), float(fit["beta_s_per_byte"])
     except (AssertionError, KeyError, TypeError, ValueError):
         raise ConfigError(
@@ -45,7 +45,7 @@ def read_steps(path: Path) -> Measured:
         steps = content.get("step_seconds")
         if steps is None:
             rows = content["measured"]
-            steps = max(rows, key=lambda row: row["ranks"])["compute_step_seconds"]
+            steps = max(rows, key=_worth)["compute_step_seconds"]
         values = [float(x) for part in steps for x in (part if isinstance(part, list) else [part])]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ConfigError(
@@ -53,6 +53,11 @@ def read_steps(path: Path) -> Measured:
             'object {"step_seconds": [0.31, 0.32, …]}, or lognormal:0.1'
         ) from None
     return Measured.of(values)
+
+
+def _worth(row: Mapping[str, Any]) -> tuple[bool, int]:
+    """Of a measurement: ranks that shared cores waited for those, and not for each other."""
+    return not row.get("crowded", False), int(row["ranks"])
 
 
 def _read(flag: str, path: Path) -> Mapping[str, Any]:

@@ -57,13 +57,9 @@ def wrap(task: Task, config: ParallelConfig, ranks: Ranks, *, parts: int, bf16: 
     if config.strategy == "fsdp":
         return _wrap_fsdp(task, config, ranks, parts=parts, bf16=bf16)
     # Inputs are on the device already, and buffers are averaged by `average_statistics`.
-    known = inspect.signature(DistributedDataParallel).parameters
-    # What later versions of PyTorch call it.
-    new = "forward_sync_buffers"
-    buffers: dict[str, Any] = {new if new in known else "broadcast_buffers": False}
     module = DistributedDataParallel(
         _Compute(task), bucket_cap_mb=bucket_size(config, ranks.device),
-        gradient_as_bucket_view=True, **buffers,
+        gradient_as_bucket_view=True, **own_buffers(),
     )  # fmt: skip
     add_hook(module, config)
 
@@ -74,6 +70,15 @@ def wrap(task: Task, config: ParallelConfig, ranks: Ranks, *, parts: int, bf16: 
     hook = "" if config.hook == "none" else f", gradients sent as {config.hook}"
     zero = ", optimizer state divided (ZeRO-1)" if config.strategy == "zero1" else ""
     return Wrapped(module, part, f"{ranks.world} ranks, DDP{zero}{hook}")
+
+
+def own_buffers() -> dict[str, Any]:
+    """The argument of DistributedDataParallel by which each rank keeps its own buffers; later
+    versions of PyTorch call it by another name.
+    """
+    later = "forward_sync_buffers"
+    known = inspect.signature(DistributedDataParallel).parameters
+    return {later if later in known else "broadcast_buffers": False}
 
 
 def _wrap_fsdp(

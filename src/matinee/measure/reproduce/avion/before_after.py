@@ -30,7 +30,7 @@ Tell = Callable[[str], None]
 def loaders_part(options: Options, footage: Footage, tell: Tell) -> tuple[Part, dict[str, Any]]:
     """Clips a second of whole loaders, with the clips of VideoMAE's pretraining."""
     spec = masked_work(options).spec
-    loaders = Loaders(footage, spec, options.batch, options.workers)
+    loaders = Loaders(footage, spec, 2 * options.batch, options.workers)
     minutes = footage.long_chunk.times * options.scale.seconds / 60
     videos = {
         f"original, {footage.original.height} lines": footage.original,

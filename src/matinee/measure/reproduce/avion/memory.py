@@ -123,35 +123,44 @@ def kept_of_clip(
         whole: run all blocks; else one and two, and add what the second keeps for each of the
             others, which are alike.
     """
-    settings = {"size": size, "way": way, "precision": precision}
     if whole:
-        return _kept_of_clip(build(backbone, frames, size=size, way=way), **settings)
+        return _kept_of_clip(build(backbone, frames, size=size, way=way), size, precision)
     counts = []
     for blocks in (1, 2):
         network: Any = build(backbone, frames, size=size, way=way)
         depth = len(network.backbone.blocks)
         network.backbone.blocks = network.backbone.blocks[:blocks]
-        counts.append(_kept_of_clip(network, **settings))
+        counts.append(_kept_of_clip(network, size, precision))
     one, two = counts
     return Kept(one.saved + (depth - 1) * (two.saved - one.saved), one.block)
 
 
-def _kept_of_clip(network: Any, *, size: int, way: str, precision: str) -> Kept:
-    saved = _without_constant(network, (3, network.frames, size, size), precision)
-    if way != "recomputed":
+def _kept_of_clip(network: Any, size: int, precision: str) -> Kept:
+    frames, tokens = network.frames, num_tokens(network)
+    saved = kept(network, torch.zeros(1, 3, frames, size, size), precision=precision)
+    network.resize(1, size)
+    saved -= _constant(network, torch.zeros(1, 3, 1, size, size), precision)
+    again = find_blocks(network)[0]
+    if "forward" not in vars(again):
         return Kept(saved, 0)
-    block = find_blocks(network)[0]
-    del block.forward  # what recomputes: the class's own is there again
-    tokens = (num_tokens(network), network.num_features)
-    return Kept(saved, _without_constant(block, tokens, precision))
+    del again.forward  # what recomputes: the class's own is there again
+    inner, short = (
+        torch.zeros(1, n, network.num_features, requires_grad=True) for n in (tokens, 1)
+    )
+    block = kept(again, inner, precision=precision)
+    return Kept(saved, block - _constant(again, short, precision))
 
 
-def _without_constant(network: nn.Module, shape: tuple[int, ...], precision: str) -> int:
-    """Bytes kept of one input of a shape, without what is kept whatever the number of inputs."""
-    one = kept(network, torch.zeros(1, *shape, requires_grad=True), precision=precision)
+def _constant(network: nn.Module, x: Tensor, precision: str) -> int:
+    """Bytes kept whatever the number and length of inputs, from one small input `x` and two."""
     if precision == "fp32":
-        return one
-    return kept(network, torch.zeros(2, *shape, requires_grad=True), precision=precision) - one
+        return 0
+    one, two = (
+        kept(network, x.detach().repeat_interleave(n, 0).requires_grad_(x.requires_grad),
+            precision=precision)
+        for n in (1, 2)
+    )  # fmt: skip
+    return 2 * one - two
 
 
 def num_tokens(network: Any) -> int:

@@ -48,7 +48,7 @@ class Options:
     frames: int = 16
     """Of a clip, 4 apart; contrastive clips have 4, as in AVION."""
     batch: int = 2
-    """Clips a step in masked pretraining; contrastive steps have twice as many."""
+    """Clips of a training step; loaders alone make batches of twice as many."""
     memory_backbone: str = "vit_base_patch16_224"
     """Network whose activations are counted."""
 

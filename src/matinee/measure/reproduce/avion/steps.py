@@ -78,7 +78,7 @@ def contrastive_work(options: Options) -> Work:
     return Work(
         "contrastive",
         clip_spec(options, min(4, options.frames), "random-resized"),
-        2 * options.batch,
+        options.batch,
         ContrastiveConfig(text=ClipTextConfig(width=256, heads=4, layers=4)),
         ModelConfig(options.backbone, Joint(), dropout=0.0),
     )

@@ -70,8 +70,8 @@ def _part(measured: dict[str, dict[str, Any]]) -> Part:
     text = (
         f"The same three ways to see time on a ResNet-14 and {FRAMES} frames of {SIZE}², one clip "
         f"a rank, one thread each, DistributedDataParallel over Gloo. All ranks share {cores} "
-        "cores, their memory and a loopback network: this shows that the parts work together and what "
-        "gradients cost, not how machines of their own would scale."
+        "cores, their memory and a loopback network: this shows that the parts work together and "
+        "what gradients cost, not how machines of their own would scale."
     )
     return Part(
         "ranks", "Real ranks, here", text, [Table(columns, rows, "", note)], {"speed": plot}

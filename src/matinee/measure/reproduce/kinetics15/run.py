@@ -76,8 +76,9 @@ def _summary(speeds: Speeds, data: dict[str, Any]) -> Part:
         for name, least in TARGETS.items():
             ratio, bound = speeds.tsm_faster(name, precision), speeds.bound(name, precision)
             rows.append([
-                f"TSM over {NETWORKS[name]}, {precision}", "1.6× and 2.9× (two 3-D networks)", f"{least:.1f}×",
-                f"{ratio.median:.2f}×", _verdict(ratio.median, bound.median, least),
+                f"TSM over {NETWORKS[name]}, {precision}", "1.6× and 2.9× (two 3-D networks)",
+                f"{least:.1f}×", f"{ratio.median:.2f}×",
+                _verdict(ratio.median, bound.median, least),
             ])  # fmt: skip
     cost = speeds.tsm_faster("tsn", "fp32").median, speeds.tsm_faster("tsn", "bf16").median
     rows.append([

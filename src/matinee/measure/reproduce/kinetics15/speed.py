@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,8 +63,13 @@ def measure_speed(scale: Scale, tell: Callable[[float, str], None]) -> Speeds:
         model = build(network, frames=FRAMES, size=scale.size)
         costs[network] = model_cost(model, scale.size)
         gradients[network] = gradient_bytes(model)
+        models = {"contiguous": model, "channels last": place(copy.deepcopy(model), CPU)}
         for precision in PRECISIONS:
-            tried = {layout: _step(network, layout, precision, clips) for layout in LAYOUTS}
+            # Both precisions share the weights: what differs is what is measured.
+            tried = {
+                layout: TrainingStep(models[layout], clips, CPU, precision=precision)
+                for layout in LAYOUTS
+            }
             seconds = {}
             for layout, step in tried.items():
                 step()
@@ -76,13 +82,6 @@ def measure_speed(scale: Scale, tell: Callable[[float, str], None]) -> Speeds:
         on_turn=lambda done, all_: tell(0.4 + 0.6 * done / all_, "training steps in turn"),
     )  # fmt: skip
     return Speeds(clips, costs, gradients, layouts, turns)
-
-
-def _step(network: str, layout: str, precision: str, clips: Clips) -> TrainingStep:
-    model = build(network, frames=clips.frames, size=clips.size)
-    if layout == "channels last":
-        place(model, CPU)
-    return TrainingStep(model, clips, CPU, precision=precision)
 
 
 def speed_part(found: Speeds) -> tuple[Part, dict[str, Any]]:
