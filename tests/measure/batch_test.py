@@ -103,7 +103,7 @@ def test_blocks_are_recomputed_when_a_clip_does_not_fit_otherwise(made_up):
     assert (plan.recompute, plan.micro_batch, plan.anew) == (2, 1, 0.5)
     plan = fit_batch(config_of("tsm", 64), 500)
     assert (plan.recompute, plan.micro_batch, plan.anew) == (1, 1, 1)
-    assert "every block is computed anew" in plan.reason
+    assert "every block computed anew" in plan.reason
 
 
 def test_a_micro_batch_that_is_thought_too_small_is_made_larger_by_recomputing(made_up):
@@ -139,7 +139,7 @@ def test_ranks_divide_more_only_when_they_must(made_up):
 
 def test_what_does_not_fit_is_refused_with_what_it_takes(made_up):
     made_up(3 * 2**30, 2**30)
-    with pytest.raises(ConfigError, match=r"2\.00 GiB do not hold .* it takes 3\.25 GiB .* ddp"):
+    with pytest.raises(ConfigError, match=r"2\.00 GiB do not hold .* takes 3\.25 GiB, every block"):
         fit_batch(config_of("tsm", 1), 2 * 2**30)
 
 
@@ -177,11 +177,10 @@ def test_bad_questions_are_refused(made_up):
 def test_a_real_network_s_plan_fits_and_the_next_larger_one_does_not():
     config = config_of("tsm", 24)
     given = {"device": "cpu", "precision": "fp32", "classes": 7}
-    memories = {c: predict_memory(config, micro_batch=c, **given).total for c in (3, 4, 6)}
+    memories = {c: predict_memory(config, micro_batch=c, **given).total for c in (4, 6)}
     told: list[str] = []
     plan = fit_batch(config, memories[6] - 1, on_try=told.append, **given)
     assert isinstance(plan, BatchPlan)
     assert (plan.micro_batch, plan.parts, plan.memory.total) == (4, 6, memories[4])
-    assert memories[3] < memories[4]
     assert told[0] == "1 clips at a time"
     assert plan.apply(config).optim.accumulate == 6

@@ -18,7 +18,6 @@ from matinee.measure.plan.activations import loss_footprint
 from matinee.measure.plan.fake import build_fake, follow_gpu
 from matinee.measure.plan.live import LiveBytes
 from matinee.measure.plan.memory import Memory, Reserve, predict_memory
-from matinee.models.config import Inflate
 from matinee.models.layout import to_channels_last
 from matinee.models.recompute import recompute_blocks
 from matinee.recipes import RECIPES, tiny
@@ -147,7 +146,7 @@ def test_what_is_saved_and_the_peak_are_those_of_a_real_step(recipe, recompute):
     assert memory.total == pytest.approx(step.peak(), rel=0.1)
 
 
-@pytest.mark.parametrize("recipe", ["tsm", "videomae_kinetics", "clip_ego4d"])
+@pytest.mark.parametrize("recipe", ["videomae_kinetics", "clip_ego4d"])
 def test_the_peak_of_several_parts_is_that_of_a_real_step(recipe):
     config = config_of(recipe, parts=3)
     memory, step = predicted(config), RealStep(config)
@@ -156,7 +155,7 @@ def test_the_peak_of_several_parts_is_that_of_a_real_step(recipe):
     assert memory.gradients > 0.9 * memory.parameters  # they wait for the last part
 
 
-@pytest.mark.parametrize("recipe", ["videomae_kinetics", "clip_ego4d"])
+@pytest.mark.parametrize("recipe", ["videomae_kinetics"])
 def test_half_precision_saves_what_autocast_saves(recipe):
     config = config_of(recipe)
     memory = predicted(config, precision="bf16")
@@ -208,27 +207,20 @@ def test_no_weights_are_allocated_and_none_are_read():
     assert sum(p.numel() for p in task.parameters()) > 400e6
 
 
-@given(
-    recipe=st.sampled_from(NETWORKS), clips=st.integers(1, 5), more=st.integers(1, 3),
-    recompute=st.integers(0, 2),
-)  # fmt: skip
-@examples(max_examples=4, derandomize=True)
-def test_memory_grows_with_clips_and_frames(recipe, clips, more, recompute):
-    config = config_of(recipe, recompute=recompute)
+@pytest.mark.parametrize("recipe", ["tsm", "videomae_kinetics"])
+@given(more=st.integers(1, 9))
+@examples(max_examples=2, derandomize=True)
+def test_memory_grows_with_clips_in_a_straight_line_and_with_frames(recipe, more):
+    config = config_of(recipe)
     config = replace(config, optim=replace(config.optim, batch_size=1))
-    memory = predicted(config, micro_batch=clips)
-    assert predicted(config, micro_batch=clips + more).saved > memory.saved
+    a, b, c = (predicted(config, micro_batch=clips) for clips in (1, 2, 2 + more))
+    assert a.saved < b.saved < c.saved and a.total < b.total < c.total
+    assert c.saved == pytest.approx(b.saved + more * (b.saved - a.saved), rel=1e-3)
     longer = replace(config, clip=replace(config.clip, frames=2 * config.clip.frames))
-    assert predicted(longer, micro_batch=clips).saved > memory.saved
+    assert predicted(longer, micro_batch=1).saved > a.saved
 
 
-def test_saved_bytes_are_a_straight_line_of_clips():
-    config = config_of("cls_epic100")
-    a, b, c = (predicted(config, micro_batch=clips).saved for clips in (1, 2, 5))
-    assert c == pytest.approx(a + 4 * (b - a), rel=1e-3)
-
-
-@pytest.mark.parametrize("recipe", ["tsm", "clip_ego4d", "videomae_kinetics", "i3d_333_kinetics"])
+@pytest.mark.parametrize("recipe", NETWORKS)
 def test_recomputing_more_blocks_saves_less(recipe):
     all_kept, some, none_kept = (
         predicted(config_of(recipe, recompute=every)).saved for every in (0, 2, 1)
@@ -236,11 +228,11 @@ def test_recomputing_more_blocks_saves_less(recipe):
     assert none_kept <= some < all_kept
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw", "lion", "lamb", "lars", "muon"])
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lion", "muon"])
 def test_optimizer_state_is_that_of_the_real_optimizer(name):
     config = config_of("videomae_kinetics")
     config = replace(config, optim=replace(config.optim, name=name, ema=0.9))
-    step = RealStep(replace(config, optim=replace(config.optim, ema=None)))
+    step = RealStep(config)
     average = sum(t.nbytes for t in Ema(step.task.model, 0.9).state_dict().values())
     memory = predicted(config)
     assert memory.optimizer == pytest.approx(step.state + average, abs=16 * 200)  # step numbers
@@ -324,14 +316,22 @@ def test_live_bytes_count_a_storage_once_and_let_it_go():
     assert live.peaks["forward"].total == 2048
 
 
-def test_inflated_and_frame_networks_and_every_recipe_can_be_predicted():
-    for recipe in ("tsn", "i3d_311_kinetics", "mir_epic100", "efficientnet_cifar", "vit_cifar"):
-        config = tiny(RECIPES[recipe]("none", "none"))
+def test_inflated_networks_margins_and_images_can_be_predicted():
+    for recipe in ("i3d_311_kinetics", "mir_epic100", "vit_cifar"):
+        config = config_of(recipe)
         assert predicted(config, micro_batch=2, device="cuda", precision="bf16").saved > 0
-    assert isinstance(RECIPES["i3d_311_kinetics"]("", "").model.temporal, Inflate)
 
 
 @pytest.mark.parametrize("name", ["micro_batch", "world", "classes"])
 def test_nothing_is_refused_by_name(name):
     with pytest.raises(ConfigError, match=f"{name} 0: at least 1"):
         predicted(config_of("tsm"), **{name: 0})
+
+
+def test_a_number_format_that_is_not_decided_yet_or_refused_in_training_is_refused():
+    config = config_of("tsm")
+    with pytest.raises(ConfigError, match="on 'cpu' in 'auto'"):
+        predicted(config, precision="auto")
+    divided = replace(config, parallel=replace(config.parallel, strategy="fsdp"))
+    with pytest.raises(ConfigError, match="fp16 with --parallel"):
+        predicted(divided, precision="fp16", world=2)

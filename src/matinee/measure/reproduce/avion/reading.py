@@ -149,8 +149,8 @@ def measure_chunks(
         ("source", "opening, ms", "seeking and decoding, ms", "ms a clip", "faster by"),
         [
             (
-                name, "none" if opening is None else str(opening), str(reading),
-                str(turns.spread(name)), f"{turns.ratio(slowest, name).median:.1f}×",
+                name, "none" if opening is None else shown(opening), shown(reading),
+                shown(turns.spread(name)), f"{turns.ratio(slowest, name).median:.1f}×",
             )
             for name, (opening, reading) in times.items()
         ],
@@ -165,7 +165,7 @@ def measure_chunks(
             {"opening": 0.0 if a is None else a.median, "seeking and decoding": b.median}
             for a, b in times.values()
         ],
-        "ms a clip", {"opening": RUN[1], "seeking and decoding": RUN[0]},
+        "ms a clip", {"opening": RUN[1], "seeking and decoding": RUN[0]}, form="{:,.0f}",
     )  # fmt: skip
     text = (
         "A long file is scanned when it is opened, and its keyframes are far from where a clip "
@@ -207,7 +207,7 @@ def measure_fusion(
         ("source", *(f"{way}, ms" for way in ways), "faster by"),
         [
             (
-                source, *(str(turns.spread(f"{source}: {way}")) for way in ways),
+                source, *(shown(turns.spread(f"{source}: {way}")) for way in ways),
                 f"{turns.ratio(f'{source}: {after}', f'{source}: {fused}').median:.2f}×",
             )
             for source in sources
@@ -226,6 +226,7 @@ def measure_fusion(
             )
             for way in ways
         ],
+        form="{:,.0f}",
     )  # fmt: skip
     text = (
         "Cropping before colour conversion and scaling touches only pixels that are used. What is "
@@ -235,6 +236,15 @@ def measure_fusion(
     return Part("fusion", "Cropping while decoding", text, (table,), {"ms": plot}), {
         "ms_a_clip": _spreads(turns)
     }
+
+
+def shown(spread: Spread) -> str:
+    """The median with its quartiles, in figures that can be read."""
+    low, median, high = (
+        f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        for value in (spread.low, spread.median, spread.high)
+    )
+    return f"{median} ({low}–{high})"
 
 
 def _spreads(turns: Turns) -> dict[str, dict[str, float]]:

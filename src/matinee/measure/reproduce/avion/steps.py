@@ -24,11 +24,11 @@ import torch
 from matinee.data.batch import Batch
 from matinee.data.clips import ClipPlan, ClipSpec
 from matinee.data.loader import ClipLoader
-from matinee.extras import require
 from matinee.measure.arms import Turns, take_turns
 from matinee.measure.reproduce.avion.before import BeforeClips, before_batches, set_attention
 from matinee.measure.reproduce.avion.footage import Footage, Video
 from matinee.measure.reproduce.avion.options import STRIDE, Options
+from matinee.models.build import build_encoder
 from matinee.models.config import Joint, ModelConfig
 from matinee.models.recompute import recompute_blocks
 from matinee.spans import Spans
@@ -43,8 +43,8 @@ from matinee.training.parallel.ranks import Ranks
 from matinee.training.parallel.wrap import wrap
 from matinee.training.step import StepRunner
 
-PLANNED = 64
-"""Clips that the arms of a comparison share."""
+MOST = 8
+"""Batches a worker that a turn may take."""
 Batches = Callable[[], Any]
 """Begins a loader: a context manager with its batches."""
 
@@ -62,14 +62,15 @@ class Work:
 
 def masked_work(options: Options) -> Work:
     """VideoMAE pretraining; the decoder is half as wide as the encoder, as published."""
+    model = ModelConfig(options.backbone, Joint(tubelet=2, positions="sine"), dropout=0.0)
     with torch.device("meta"):
-        width = require("timm", "train").create_model(options.backbone).num_features // 2
+        width = build_encoder(model, size=options.scale.step_size)[0].num_features // 2
     return Work(
         "masked",
         clip_spec(options, options.frames, "multi-scale"),
         options.batch,
         MaskedConfig(decoder_width=width, decoder_heads=max(1, width // 64)),
-        ModelConfig(options.backbone, Joint(tubelet=2, positions="sine"), dropout=0.0),
+        model,
     )
 
 
@@ -129,8 +130,7 @@ class Loaders:
 
     def _loader(self, device: str) -> ClipLoader:
         pack = self.footage.pack
-        # As many clips as before, and enough for whole batches.
-        repeats = -(-max(PLANNED, 2 * self.batch) // len(pack))
+        repeats = -(-MOST * self.workers * self.batch // len(pack))
         return ClipLoader(
             pack, split="train", clip=self.spec, batch_size=self.batch, repeats=repeats,
             workers=self.workers, device=device,
