@@ -92,6 +92,7 @@ def predict(case: Case) -> dict[str, Any]:
 
 def measure(case: Case) -> dict[str, int]:
     """In this process: bytes at the fullest moment of a step, and bytes saved for its backward."""
+    import open_clip  # noqa: F401  # its modules take 80 MB, which are no part of a step
     import torch
 
     torch.set_num_threads(1)
@@ -210,6 +211,7 @@ def main() -> None:
     if args.measure is not None:
         print(json.dumps(measure(every[args.measure])))
         return
+    described = machine.describe("torch", "timm", "open_clip_torch")
     rows = []
     for number, case in enumerate(every if args.more else CASES):
         if args.only and args.only not in case.name:
@@ -229,9 +231,9 @@ def main() -> None:
             f"({ratios['peak']:.3f}), in {predicted['moment']}",
             flush=True,
         )
-    if args.json:
-        results = {"machine": machine.describe("torch", "timm", "open_clip_torch"), "cases": rows}
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        if args.json:  # after each: the whole takes long
+            results = {"machine": described, "cases": rows}
+            args.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

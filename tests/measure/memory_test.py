@@ -207,7 +207,7 @@ def test_no_weights_are_allocated_and_none_are_read():
     assert sum(p.numel() for p in task.parameters()) > 400e6
 
 
-@pytest.mark.parametrize("recipe", ["tsm", "videomae_kinetics"])
+@pytest.mark.parametrize("recipe", ["videomae_kinetics"])
 @given(more=st.integers(1, 9))
 @examples(max_examples=2, derandomize=True)
 def test_memory_grows_with_clips_in_a_straight_line_and_with_frames(recipe, more):

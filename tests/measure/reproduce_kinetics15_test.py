@@ -52,7 +52,8 @@ def prediction():
         ({1: [0.9], 4: [0.6], 16: [0.88]}, None),  # a dip that larger worlds do not share
         ({1: [0.9], 4: [0.86], 32: [0.3]}, 32),
         ({1: [0.9]}, None),
-        ({1: [0.5], 2: [0.4], 4: [0.3]}, 2),
+        ({1: [0.6], 2: [0.54], 4: [0.3]}, 2),
+        ({1: [0.45], 4: [0.1]}, None),  # one rank did not learn: nothing to lose
     ],
 )
 def test_accuracy_breaks_where_it_stays_below_one_ranks(top1, broken):

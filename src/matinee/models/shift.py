@@ -23,9 +23,9 @@ Source: TSM, arXiv 1811.08383, §3 and §4.
 
 # Note [Gradient of a shift]
 The gradient of a shift is the shift in the other direction, so it costs as much: one copy of the
-features, in which two eighths of the channels then move. Left to autograd, each assignment to a
-slice becomes a node of its own that fills, copies and adds whole feature maps again: fifty times
-the time of the shift, and a quarter of the training step of a ResNet-50 in bfloat16.
+features. Left to autograd, each assignment to a slice becomes an operation of its own that fills,
+copies and adds whole feature maps again; a training step of a ResNet-50 then took 1.3 times as long
+on a CPU in float32, 1.4 times in bfloat16.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ def _part(
         f"{100 * published_efficiency():.0f} %.\n\n"
         "An I3D's clip on a V100 was not published: it takes as many times TSM's as the roofline "
         "of the card says. Its gradients are longer, but so is its backward pass, which they "
-        "travel beside. Beyond 1,536 GPUs nothing was published here that the curve could be "
-        "checked with."
+        "travel beside. For more than 1,536 GPUs there is no published time to check the curve "
+        "with."
     )
     return Part(
         "predicted", "1,536 GPUs and more, predicted", text,
@@ -125,7 +125,7 @@ def _parts_table(points: dict[str, list[Point]]) -> Table:
 
 
 def _given(slower: dict[str, float], gradients: dict[str, int]) -> Table:
-    rows = [[f.name, f"{f.value:,.4g} {f.unit}".strip(), f.source] for f in KINETICS_FACTS]
+    rows = [[f.name, f"{_number(f.value)} {f.unit}".strip(), f.source] for f in KINETICS_FACTS]
     rows += [
         [f"{SHOWN[n]}, a clip on a V100", f"{times:.2f} × TSM's", "roofline, fp32, 8 clips"]
         for n, times in slower.items() if n != "tsm"
@@ -183,6 +183,10 @@ def _efficiency(points: dict[str, list[Point]]) -> Lines:
 def _against_node(curve: list[Point], ranks: int) -> float:
     at = {p.ranks: p.rate / p.ranks for p in curve}
     return at[ranks] / at[NODE]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < 1e7 else f"{value:.4g}"
 
 
 def _time(seconds: float) -> str:

@@ -95,7 +95,8 @@ def _summary(speeds: Speeds, data: dict[str, Any]) -> Part:
     accuracy = data["accuracy"]
     rows.append([
         "simulated ranks at which accuracy breaks", f"holds at {PUBLISHED_RANKS:,}", "",
-        str(accuracy["breaks_at"] or f"holds at {max(accuracy['mean_top1'])}"), "",
+        str(accuracy["breaks_at"] or f"holds at {max(accuracy['mean_top1'])}")
+        if accuracy["learned"] else "one rank did not learn", "",
     ])  # fmt: skip
     columns = ["what", "published", "wanted", "here", "reached"]
     return Part("summary", "In short", "", [Table(columns, rows)])
