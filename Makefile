@@ -30,7 +30,7 @@ demo: $(VENV)/.with-train
 	@$(BIN)/matinee demo --out demo
 
 test: check
-	@$(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	@$(BIN)/python -m pytest
 
 check: $(VENV)/.with-train,dev
 	@$(BIN)/ruff check .
