@@ -24,6 +24,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -156,7 +157,7 @@ def step(case: Case) -> Any:
         )  # fmt: skip
 
     def run(*, count: bool = False) -> int:
-        held: dict[int, int] = {}
+        held: dict[int, tuple[weakref.ref[Any], int]] = {}
         most = 0
 
         def save(tensor: torch.Tensor) -> torch.Tensor:
@@ -164,15 +165,12 @@ def step(case: Case) -> Any:
             storage = tensor.untyped_storage()
             place = storage.data_ptr()
             if place not in weights and place not in batches:
-                held[place] = storage.nbytes()
-                most = max(most, sum(held.values()))
+                held[place] = weakref.ref(storage), storage.nbytes()
+                alive = {key: value for key, value in held.items() if value[0]() is not None}
+                most = max(most, sum(size for _, size in alive.values()))
             return tensor
 
-        def made() -> Batch:
-            held.clear()  # the part before is gone
-            return batch()
-
-        given = iter(made, None)
+        given = iter(batch, None)
         if count:
             with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
                 runner(given, clips=case.clips * case.parts, number=0, lr=1e-3)

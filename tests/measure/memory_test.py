@@ -33,7 +33,7 @@ from matinee.training.step import StepRunner
 
 CLASSES = 7
 CLIPS = 4
-SIZES = {"tsm": 96, "i3d_333_kinetics": 64}
+SIZE = 64
 NETWORKS = ("tsm", "cls_epic100", "videomae_kinetics", "clip_ego4d")
 
 
@@ -143,7 +143,7 @@ def test_what_is_saved_and_the_peak_are_those_of_a_real_step(recipe, recompute):
     config = config_of(recipe, recompute=recompute)
     memory, step = predicted(config), RealStep(config)
     assert memory.saved == pytest.approx(step.saved(), rel=0.02)
-    assert memory.total == pytest.approx(step.peak(), rel=0.1)
+    assert memory.total == pytest.approx(step.peak(), rel=0.04)
 
 
 @pytest.mark.parametrize("recipe", ["videomae_kinetics", "clip_ego4d"])
