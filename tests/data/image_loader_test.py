@@ -368,11 +368,12 @@ def test_the_loader_follows_the_kind_of_data(images, clips_pack):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
-def test_the_gpu_gives_what_the_cpu_gives(images):
-    """Two epochs; rounding differs."""
+@pytest.mark.parametrize("kept", [{}, {"resident": False}, {"resident": False, "pinned": False}])
+def test_the_gpu_gives_what_the_cpu_gives(images, kept):
+    """Two epochs, with the whole set on the GPU or batch by batch; rounding differs."""
     with make(images) as loader:
         reference = batches(loader, 4)
-    with make(images, device="cuda") as loader:
+    with make(images, device="cuda", **kept) as loader:
         for ours, theirs in zip(batches(loader, 4), reference, strict=True):
             assert ours.samples == theirs.samples and ours.video.is_cuda
             torch.testing.assert_close(ours.video.cpu(), theirs.video, atol=1e-4, rtol=0)

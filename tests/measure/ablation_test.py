@@ -130,7 +130,8 @@ def test_cells_differ_in_their_levers_alone(texts):
     "place, reason",
     [
         (Place(), NO_GPU),
-        (Place(gpu=True, resident=True), "no batch is copied"),
+        (Place(gpu=True, pictures=True, resident=True), "no batch is copied"),
+        (Place(gpu=True, pictures=True), ""),
         (Place(gpu=True), ""),
     ],
 )

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from matinee.errors import ConfigError, MatineeError
+from matinee.measure import machine
 from matinee.measure.bench import attention, attention_probe
 from matinee.measure.bench.attention_probe import Probe, Probed, Probes
 from matinee.measure.result import write_result
@@ -90,7 +91,7 @@ def test_both_parts_are_measured_with_exponents_and_plots(probes, tmp_path, monk
 def test_what_does_not_fit_is_left_out_and_said(tmp_path, monkeypatch):
     """Explicit blocks at 1,024 tokens need most."""
     largest = Probe("explicit", 2, 1024, **SMALL).likely_bytes
-    monkeypatch.setattr(attention, "free_bytes", lambda device: int(largest / 0.7) - 1)
+    monkeypatch.setattr(machine, "free_bytes", lambda device: int(largest / 0.7) - 1)
     monkeypatch.setattr(attention_probe, "Probes", Made)
     result = run(tmp_path)
     assert result.data["left_out"] == [
@@ -101,6 +102,6 @@ def test_what_does_not_fit_is_left_out_and_said(tmp_path, monkeypatch):
 
 
 def test_no_room_at_all_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(attention, "free_bytes", lambda device: 1)
+    monkeypatch.setattr(machine, "free_bytes", lambda device: 1)
     with pytest.raises(ConfigError, match="take fewer --tokens"):
         run(tmp_path)

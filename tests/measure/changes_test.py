@@ -10,8 +10,10 @@ from matinee.errors import ConfigError
 from matinee.measure.diagnose.changes import Change, ranked
 from matinee.measure.diagnose.facts import Facts, Loading, Stored
 from matinee.measure.diagnose.suggest import suggest
+from matinee.measure.plan.batch import BatchPlan
+from matinee.measure.plan.memory import Memory
 from matinee.pack.profiles import make_profile
-from matinee.recipes import tsm
+from matinee.recipes import clip_ego4d, tsm
 from matinee.training.config import ParallelConfig, SpeedConfig, TrainConfig
 
 PROFILE = vars(make_profile("layered", stride=4))
@@ -111,6 +113,41 @@ def test_what_is_on_is_not_proposed():
     for flag in ("speed.compile", "speed.recompute", "speed.pinned", "speed.fused",
                  "speed.side_stream", "speed.channels_last"):  # fmt: skip
         assert by_flag(found, flag) is not None
+
+
+def room(micro_batch, parts, recompute, anew) -> BatchPlan:
+    memory = Memory(*[0] * 11, "backward")
+    return BatchPlan(micro_batch, parts, recompute, "ddp", memory, anew, "12 GiB of 24 GiB.")
+
+
+def test_checkpointing_goes_off_where_memory_holds_what_it_spared():
+    held = facts().stages["compute"]
+    cut = config(speed=SpeedConfig(recompute=1))
+    cut = replace(cut, optim=replace(cut.optim, batch_size=96, accumulate=4))
+    change = by_flag(suggest(facts(config=cut, room=room(96, 1, 0, 0.0))), "speed.recompute")
+    assert change.what == "checkpointing off, 96 clips at a time"
+    assert change.flags == {"speed.recompute": 0, "optim.accumulate": 1}
+    assert change.saves == pytest.approx(held / 4)  # a pass of four
+    half = by_flag(suggest(facts(config=cut, room=room(24, 4, 2, 0.5))), "speed.recompute")
+    assert half.what.startswith("checkpointing every second block")
+    assert half.saves == pytest.approx(held / 8)
+    assert by_flag(suggest(facts(config=cut, room=room(24, 4, 1, 1.0))), "speed.recompute") is None
+
+
+def test_pairs_that_fit_at_once_are_not_embedded_twice():
+    pairs = clip_ego4d("my.pack", "out")
+    pairs = replace(pairs, speed=SpeedConfig(), optim=replace(pairs.optim, accumulate=4))
+    change = by_flag(suggest(facts(config=pairs, room=room(256, 1, 0, 0.0))), "optim.accumulate")
+    assert change.saves == pytest.approx(facts().stages["compute"] / 4) and not change.learns
+
+
+def test_larger_micro_batches_are_for_gpus():
+    cut = replace(config(), optim=replace(config().optim, accumulate=4))
+    fits = room(64, 1, 0, 0.0)
+    change = by_flag(suggest(facts(config=cut, room=fits)), "optim.accumulate")
+    assert change.saves is None and change.learns  # batch normalisation sees micro-batches
+    on_cpu = suggest(facts(config=cut, room=fits, device="cpu"))
+    assert by_flag(on_cpu, "optim.accumulate") is None
 
 
 def test_a_cpu_is_not_told_to_copy_or_compile():

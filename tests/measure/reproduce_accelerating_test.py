@@ -10,9 +10,8 @@ from PIL import Image
 from matinee.errors import ConfigError
 from matinee.measure.bench import ablation_grid
 from matinee.measure.bench.ablation_levers import NO_GPU
-from matinee.measure.reproduce import accelerating
-from matinee.measure.reproduce.accelerating import Options, reproduce
-from matinee.measure.reproduce.accelerating_sizes import FULL, QUICK, SMALL, network_config
+from matinee.measure.reproduce.accelerating import Options, options, predicted, reproduce, run
+from matinee.measure.reproduce.accelerating.sizes import FULL, QUICK, SMALL, network_config
 from matinee.pack.images.writer import write_images
 from matinee.recipes import tiny
 from matinee.recipes.cifar import efficientnet_cifar, resnet50_cifar, vit_cifar
@@ -46,14 +45,16 @@ def small(monkeypatch):
         values = {"optim.batch_size": 48, "run.device": "cpu"}
         return put(tiny(network_config(network, size, data)), values)
 
-    monkeypatch.setattr(accelerating, "network_config", config)
+    monkeypatch.setattr(run, "network_config", config)
+    monkeypatch.setattr(predicted, "CELLS", {"none": (1, "fp32"), "AMP": (1, "fp16")})
+    monkeypatch.setattr(predicted, "RECIPES", {"resnet50": resnet50_cifar})
 
 
 def test_the_whole_table_is_there_with_pinned_memory_marked(hundred, tmp_path, small, monkeypatch):
     options = Options(cifar100=hundred, out=tmp_path, networks=("vit",), quick=True, epochs=1)
     result = reproduce(options, on_step=quiet)
     parts = {part.name: part for part in result.parts}
-    assert list(parts) == ["levers", "cifar100-vit", "cifar10-missing", "published"]
+    assert list(parts) == ["levers", "cifar100-vit", "cifar10-missing", "predicted", "published"]
     assert "no data was given (--cifar10 PATH)" in parts["cifar10-missing"].text
     (table,) = parts["cifar100-vit"].tables
     assert [row[0] for row in table.rows] == [
@@ -74,6 +75,9 @@ def test_the_whole_table_is_there_with_pinned_memory_marked(hundred, tmp_path, s
         "none", "GA", "AMP", "GA+AMP",
     }  # fmt: skip
     json.dumps(result.data, allow_nan=False)
+    plain, half = parts["predicted"].tables[0].rows
+    assert (plain[0], half[0]) == ("ResNet-50, none", "ResNet-50, AMP")
+    assert float(half[1]) < float(plain[1]) and float(half[3]) < float(plain[3])
 
     def no_process(*args):
         raise AssertionError("a finished run was run again")
@@ -98,7 +102,7 @@ def test_the_whole_table_is_there_with_pinned_memory_marked(hundred, tmp_path, s
 def test_what_cannot_be_reproduced_is_refused(hundred, tmp_path, monkeypatch, more, said):
     write_images(tmp_path / "set.images", hundred)
     monkeypatch.setattr(
-        accelerating, "QUICK", QUICK.__class__("quick", 99, 1, False, "")
+        options, "QUICK", QUICK.__class__("quick", 99, 1, False, "")
     )  # a part of what there is
     places = {"hundred": hundred, "set": tmp_path / "set.images", "nowhere.tar.gz": tmp_path / "x"}
     given = {key: places.get(value, value) if key.startswith("cifar") else value
@@ -111,6 +115,8 @@ def test_full_runs_the_recipes_as_they_are():
     for name, recipe in (
         ("resnet50", resnet50_cifar), ("vit", vit_cifar), ("efficientnet", efficientnet_cifar),
     ):  # fmt: skip
-        assert network_config(name, FULL, "p") == recipe("p", "unused")
+        # But for batches that are copied: on a GPU pinned memory shows only there.
+        copied = put(recipe("p", "unused"), {"data.resident": False})
+        assert network_config(name, FULL, "p") == copied
         assert network_config(name, SMALL, "p").optim.batch_size == 64
     assert (FULL.limit(10), SMALL.limit(10), SMALL.limit(100)) == (None, 100, 10)

@@ -82,6 +82,8 @@ def counting(name: str, unit: str = "") -> Iterator[Callable[..., None]]:
             nonlocal told
             bar.update(task, completed=done, total=total, note=note or unit)
             tenth = 10 * done // max(total, 1)
+            if tenth < told:  # another phase
+                told = 0
             if not err.is_terminal and tenth > told:
                 told = tenth
                 err.print(f"{name}: {done} of {total} {note or unit}".rstrip())

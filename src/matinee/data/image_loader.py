@@ -1,4 +1,4 @@
-"""`ImageLoader`: batches of an image set that lies on the device as one uint8 tensor."""
+"""`ImageLoader`: batches of an image set, whose images are uint8 and decoded already."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from matinee.pack.images.image_set import ImageSet
 class ImageLoader(EpochLoader):
     """Iterate over batches of images, as `ClipLoader` does over clips of one frame.
 
-    On a GPU the selected images are copied there once, with the first batch; on the CPU they stay
-    mapped from their file. There are no workers, and no image can fail: all were decoded when the
-    set was made.
+    On a GPU the selected images are copied there once, with the first batch, or each batch anew; on
+    the CPU they stay mapped from their file. There are no workers, and no image can fail: all were
+    decoded when the set was made.
 
     Args:
         pack: an open image set.
@@ -38,6 +38,9 @@ class ImageLoader(EpochLoader):
         split, batch_size, views, repeats, crops, group, seed, classes, device, rank, world: as
             `ClipLoader` takes them; views are (1, spatial).
         targets: what `target` holds instead of the label: a row for each row of the set.
+        resident: keep all selected images on a GPU, height × width × 3 bytes each; False: copy
+            those of a batch, for sets that do not fit.
+        pinned: copy batches from page-locked memory; no effect if `resident`.
 
     Raises:
         ConfigError: as `ClipLoader`, or a clip that no image can be.
@@ -66,6 +69,8 @@ class ImageLoader(EpochLoader):
         std: tuple[float, float, float] = IMAGENET_STD,
         rank: int = 0,
         world: int = 1,
+        resident: bool = True,
+        pinned: bool = True,
     ) -> None:
         clip = clip or ClipSpec(frames=1, size=pack.size[0], crop="pad")
         check_image_spec(clip, pack.size, views)
@@ -76,6 +81,7 @@ class ImageLoader(EpochLoader):
             world=world, together=crops,
         )  # fmt: skip
         self._mean, self._std = mean, std
+        self._resident, self._pinned = resident, pinned
         self._pixels: Tensor | None = None
 
     def plan(self, epoch: int, item: int) -> ClipPlan:
@@ -109,8 +115,9 @@ class ImageLoader(EpochLoader):
 
     def _gather(self, items: NDArray[np.int64], rows: NDArray[np.int64]) -> Tensor:
         """uint8 [B, H, W, 3] on the device."""
-        if self.device.type == "cpu":
-            return torch.from_numpy(self.pack.pixels[rows])
+        if self.device.type == "cpu" or not self._resident:
+            chosen = torch.from_numpy(self.pack.pixels[rows])
+            return send(chosen, self.device, pinned=self._pinned)
         if self._pixels is None:
             self._pixels = torch.from_numpy(self.pack.pixels[self.samples]).to(self.device)
         return self._pixels[send(torch.from_numpy(items // self._per_sample), self.device)]

@@ -21,6 +21,7 @@ def open_loader(
     mode: Mode = "processes",
     threads: int | None = None,
     on_error: Literal["raise", "mask"] = "raise",
+    resident: bool = True,
     pinned: bool = True,
     side_stream: bool = True,
     local_world: int | None = None,
@@ -29,8 +30,9 @@ def open_loader(
     """`ClipLoader` of a pack, `ImageLoader` of an image set, whose images nobody has to decode.
 
     Args:
-        clips, workers, mode, threads, on_error, pinned, side_stream, local_world: as `ClipLoader`
-            takes them, for packs.
+        clips, workers, mode, threads, on_error, side_stream, local_world: as `ClipLoader` takes
+            them, for packs.
+        resident: as `ImageLoader` takes it, for image sets.
         settings: what both take.
 
     Raises:
@@ -39,7 +41,7 @@ def open_loader(
     if isinstance(data, ImageSet):
         if clips != 1:
             raise ConfigError(f"clips {clips} of an image: there is one; take crops or repeats")
-        return ImageLoader(data, **settings)
+        return ImageLoader(data, resident=resident, pinned=pinned, **settings)
     return ClipLoader(
         data, clips=clips, workers=workers, mode=mode, threads=threads, on_error=on_error,
         pinned=pinned, side_stream=side_stream, local_world=local_world, **settings,

@@ -73,9 +73,11 @@ def make_transfer(device: torch.device, *, pinned: bool, side_stream: bool) -> T
     return _OnHost()
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a small CPU tensor to a device. A GPU's stream gets it in order, and nobody waits."""
-    if device.type != "cuda":
+def send(tensor: Tensor, device: torch.device, *, pinned: bool = True) -> Tensor:
+    """Copy a CPU tensor to a device. A GPU's stream gets it in order, and if it starts from
+    page-locked memory (`pinned`) nobody waits.
+    """
+    if device.type != "cuda" or not pinned:
         return tensor.to(device)
     # The allocator of page-locked memory keeps the copy's source until it has been read.
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -6,7 +6,10 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 def describe(*packages: str) -> dict[str, Any]:
@@ -26,6 +29,21 @@ def describe(*packages: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version(name) for name in packages},
     }
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process can have: of the GPU, with what it holds there already, or of the
+    machine.
+    """
+    if device.type == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    info = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
+    for line in info.splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def version(package: str) -> str | None:

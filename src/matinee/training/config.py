@@ -51,6 +51,9 @@ class DataConfig:
     """processes: nothing the training loop does slows them; threads: simple, no start-up; nvdec:
     the GPU decodes (pip install 'matinee[gpu-decode]'), and where it cannot, processes do, which is
     said."""
+    resident: bool = True
+    """An image set lies on the GPU as a whole; without, each batch is copied there, for sets larger
+    than its memory (no effect on a CPU)."""
     cache: str | None = None
     """A folder for what was read of packs at s3://, gs:// and http(s)://. Default: none."""
     cache_gb: float = 64.0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
 
 import torch
 
 from matinee.errors import ConfigError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Of forward and backward passes; weights are fp32."""
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -32,8 +36,10 @@ def pick_device(wanted: str) -> torch.device:
     return device
 
 
-def pick_precision(wanted: str, device: torch.device) -> tuple[str, str]:
-    """The number format, "fp32", "bf16" or "fp16", and why."""
+def pick_precision(
+    wanted: Literal["auto"] | Precision, device: torch.device
+) -> tuple[Precision, str]:
+    """The number format, and why."""
     if wanted != "auto":
         return wanted, "as asked"
     if device.type == "cuda":

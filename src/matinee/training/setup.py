@@ -179,6 +179,7 @@ def _shared(setup: Setup) -> dict[str, Any]:
     config, ranks = setup.config, setup.ranks
     return {
         "mode": config.data.mode, "on_error": config.data.on_error, "device": ranks.device,
+        "resident": config.data.resident,
         "workers": config.data.workers, "threads": config.data.threads,
         "local_world": ranks.local_world, "seed": config.run.seed, "mean": setup.normalisation.mean,
         "std": setup.normalisation.std, "classes": setup.vocabulary.classes,

@@ -128,7 +128,8 @@ def make_plan(
         )
     pictures = isinstance(config.data.open(), ImageSet)
     gpu = pick_device(config.run.device).type == "cuda"
-    place = Place(gpu, not gpu or torch.cuda.is_bf16_supported(), resident=gpu and pictures)
+    bf16 = not gpu or torch.cuda.is_bf16_supported()
+    place = Place(gpu, bf16, pictures, resident=gpu and pictures and config.data.resident)
     read = read_levers(levers, config, place)
     return Plan(
         config, read, grid(read), config.optim.epochs if full else epochs,

@@ -6,7 +6,8 @@ between two cells is the lever's. Accumulation keeps the global batch and divide
 as many updates from as many clips, only fewer activations at a time. (Batch normalisation sees
 micro-batches, so what it learns does change.) Mixed precision computes products in bf16, or in
 fp16 with a scaled loss where a GPU has no bf16. Pinned memory changes the memory that copies start
-from and nothing else: all cells copy without blocking, on a stream of their own.
+from and nothing else: all cells copy alike, clips on a stream of their own, pictures on the
+step's.
 """
 
 from __future__ import annotations
@@ -61,10 +62,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an ablation runs: on a GPU with or without bf16 units, on pictures that lie there."""
+    """Where an ablation runs: on a GPU with or without bf16 units, on an image set (`pictures`)
+    that lies there (`resident`).
+    """
 
     gpu: bool = False
     bf16: bool = True
+    pictures: bool = False
     resident: bool = False
 
 
@@ -126,8 +130,13 @@ def _speed_field(name: str, value: str, config: TrainConfig, place: Place, said:
 def _cannot(field: str, place: Place) -> str:
     if field in _ON_GPUS_ONLY and not place.gpu:
         return NO_GPU
-    if field in ("speed.pinned", "speed.side_stream") and place.resident:
-        return "no effect: pictures of an image set lie on the GPU, so no batch is copied there"
+    if field == "speed.side_stream" and place.pictures:
+        return "no effect: batches of an image set are copied between steps"
+    if field == "speed.pinned" and place.resident:
+        return (
+            "no effect: the image set lies on the GPU, so no batch is copied there; "
+            "--set data.resident=false has them copied"
+        )
     return ""
 
 

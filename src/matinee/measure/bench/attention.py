@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from matinee.errors import ConfigError
 from matinee.extras import require
+from matinee.measure import machine
 from matinee.measure.arms import Spread, take_turns
 from matinee.measure.bench.fits import Growth, growth
 from matinee.measure.draw.figures import Lines, Series
@@ -104,7 +104,7 @@ def measure(options: Options, *, on_step: Callable[[int, int, str], None]) -> Re
     from matinee.measure.bench.attention_probe import KINDS, Probe, Probed, Probes
 
     device = pick_device(options.device)
-    free = free_bytes(device)
+    free = machine.free_bytes(device)
     wanted = [
         Probe(kind, blocks, tokens, options.width, options.heads)
         for tokens in options.lengths for blocks in (0, options.depth) for kind in KINDS
@@ -165,17 +165,6 @@ def measure(options: Options, *, on_step: Callable[[int, int, str], None]) -> Re
         "what was there before, each measurement in a process of its own."
     )
     return Result("attention", "Memory and time of attention", lead, parts, data)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Memory that is free: of the GPU, or of the machine."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    info = Path("/proc/meminfo").read_text() if Path("/proc/meminfo").exists() else ""
-    for line in info.splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _part(

@@ -64,6 +64,8 @@ def diagnose(
             stand.trace(trace)
         hosts = ranks.everyone(platform.node())
         stages = typical([stages_of(arms, decoded=stand.decodes) for arms in measured])
+        if ranks.is_main:
+            on_turn(1, 1, "what memory would hold")
         facts = gather_facts(stand, measured, stages, hosts) if ranks.is_main else None
         changes = ranks.on_main(lambda: suggest(facts) if facts is not None else ())
         tried = try_changes(stand, changes[:tries], facts, rounds, on_turn)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from matinee.data.decode_cost import DecodeCost
 from matinee.measure.diagnose.verdict import Stages
+from matinee.measure.plan.batch import BatchPlan
 from matinee.training.config import TrainConfig
 
 
@@ -74,9 +75,10 @@ class Facts:
     """Of one diagnosis.
 
     `stages`: seconds a step; `precision` as used; `idle_cores`: of this rank's share of its
-    machine while it trained; `bf16_s`: what a step on data that are there saves in bf16, measured
-    (None: it was not); `gradient_bytes`: that a step averages over ranks; `ranks_s`: seconds that
-    each rank's own work takes a step, and `hosts` their machines.
+    machine while it trained; `room`: how the batch would best pass through this device's memory
+    (None: not asked, or nothing to gain); `bf16_s`: what a step on data that are there saves in
+    bf16, measured (None: it was not); `gradient_bytes`: that a step averages over ranks; `ranks_s`:
+    seconds that each rank's own work takes a step, and `hosts` their machines.
     """
 
     config: TrainConfig
@@ -87,6 +89,7 @@ class Facts:
     loading: Loading | None = None
     stored: Stored | None = None
     idle_cores: float = 0.0
+    room: BatchPlan | None = None
     bf16_s: float | None = None
     gradient_bytes: int = 0
     ranks_s: Sequence[float] = ()

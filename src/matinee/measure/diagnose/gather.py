@@ -10,10 +10,13 @@ import torch
 
 from matinee.data.decode_cost import DecodeCost
 from matinee.data.loader import ClipLoader
+from matinee.errors import ConfigError
+from matinee.measure import machine
 from matinee.measure.diagnose.facts import Facts, Loading, Stored
 from matinee.measure.diagnose.readings import Round, loading_cost
 from matinee.measure.diagnose.stand import WARM, Stand
 from matinee.measure.diagnose.verdict import Stages
+from matinee.measure.plan.batch import BatchPlan, fit_batch
 from matinee.pack.mixture import Mixture
 from matinee.pack.open import DataSet
 from matinee.pack.reading.reader import Pack
@@ -41,10 +44,30 @@ def gather_facts(
         stand.config, stages, ranks.device.type, stand.precision, ranks.world,
         gather_loading(stand, rounds), stored_of(stand.setup.pack),
         idle_cores=idle / ranks.local_world,
+        room=find_room(stand),
         bf16_s=_saved_by_bf16(rounds),
         gradient_bytes=sum(p.numel() * p.element_size() for p in trained),
         ranks_s=tuple(times), hosts=tuple(hosts),
     )  # fmt: skip
+
+
+def find_room(stand: Stand) -> BatchPlan | None:
+    """What this device's memory would hold, predicted; None where nothing is cut or computed anew,
+    or where that is not known.
+    """
+    config, ranks = stand.config, stand.ranks
+    if stand.parts == 1 and not config.speed.recompute:
+        return None
+    free = machine.free_bytes(ranks.device)
+    if ranks.device.type == "cpu":
+        free //= ranks.local_world
+    try:
+        return fit_batch(
+            config, free, ranks.world, device="cuda" if ranks.device.type == "cuda" else "cpu",
+            precision=stand.precision, classes=max(1, len(stand.setup.vocabulary.classes)),
+        )  # fmt: skip
+    except ConfigError:  # simulated ranks, or nothing is thought to fit
+        return None
 
 
 def gather_loading(stand: Stand, rounds: Sequence[Round]) -> Loading | None:

@@ -29,7 +29,7 @@ from matinee.training.optim.build import build_optimizer
 from matinee.training.parallel.ranks import Ranks
 from matinee.training.parallel.wrap import Wrapped, wrap
 from matinee.training.parallel.zero import divided_optimizer
-from matinee.training.precision import allow_tf32, pick_precision
+from matinee.training.precision import Precision, allow_tf32, pick_precision
 from matinee.training.setup import Setup, parts_of, prepare, stages_of, training_loader
 from matinee.training.stages import Timeline
 from matinee.training.step import StepRunner
@@ -54,7 +54,7 @@ class Stand:
     half: StepRunner | None
     """Makes a step in bf16; None where it is not fp32 that is used."""
     parts: int
-    precision: str
+    precision: Precision
     steps: int = 1
     """Of a turn."""
 
@@ -191,7 +191,7 @@ def open_stand(config: TrainConfig, ranks: Ranks, pulse: Pulse | None = None) ->
     optimizer = make(task.model, config.optim, fused=config.speed.fused)
     spans = spans_on(ranks.device, pulse=pulse)
 
-    def runner(wrapped: Wrapped, ranks: Ranks, precision: str = precision) -> StepRunner:
+    def runner(wrapped: Wrapped, ranks: Ranks, precision: Precision = precision) -> StepRunner:
         return StepRunner(
             task, optimizer, wrapped, ranks, parts=parts, seed=config.run.seed,
             precision=precision, clip_norm=config.optim.clip_norm,

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 from matinee.measure.diagnose.changes import Change
 from matinee.measure.diagnose.facts import Facts
+from matinee.tasks.config import ContrastiveConfig
 
 _COMPILED = 1.38
 """Times as fast as without torch.compile: mean over timm's networks on an A100, as PyTorch 2.0's
 announcement has it."""
-_RECOMPUTED = 0.25
-"""Part of the arithmetic that recomputing adds: one forward pass to one forward and a backward of
-two (arXiv 1604.06174)."""
+_PASSES = 3
+"""Of a step, in forward passes: one, and a backward of two (arXiv 1604.06174)."""
 _FUSED = ("sgd", "adam", "adamw")
 
 
@@ -44,17 +44,7 @@ def _compute(facts: Facts) -> Iterator[Change]:
             "TF32 products", "compute", None, "model",
             "tensor cores take fp32 with 10 bits of mantissa", flags={"speed.tf32": True},
         )  # fmt: skip
-    if speed.recompute:
-        kept = _RECOMPUTED / speed.recompute
-        yield Change(
-            "keep activations instead of computing them again",
-            "compute",
-            held * kept,
-            "model",
-            "recomputing adds a forward pass to every three passes' worth of arithmetic, and takes "
-            "memory off; if it no longer fits, take a smaller micro-batch (--optim.accumulate)",
-            flags={"speed.recompute": 0},
-        )
+    yield from _batches(facts, held)
     if speed.compile == "none" and facts.device == "cuda":
         yield Change(
             "compile the network",
@@ -71,6 +61,38 @@ def _compute(facts: Facts) -> Iterator[Change]:
             "as fast convolutions read them", flags={"speed.channels_last": True},
         )  # fmt: skip
     yield from _smaller_at_first(facts, held)
+
+
+def _batches(facts: Facts, held: float) -> Iterator[Change]:
+    """Less computed anew, larger micro-batches, where memory holds them."""
+    config, room = facts.config, facts.room
+    recompute, parts = config.speed.recompute, config.optim.accumulate
+    twice = isinstance(config.task, ContrastiveConfig) and parts > 1
+    anew = twice + (1 / recompute if recompute else 0)
+    if room is None:
+        if recompute:
+            yield Change(
+                "checkpointing off", "compute", held * (1 / recompute) / (_PASSES + anew), "model",
+                "activations are kept instead of computed again; if memory no longer holds them, "
+                "take a smaller micro-batch (--optim.accumulate)", flags={"speed.recompute": 0},
+            )  # fmt: skip
+        return
+    fewer = room.parts < parts and facts.device == "cuda"  # larger kernels, fewer of them
+    if room.anew >= anew and not fewer:
+        return
+    what = f"{room.micro_batch} clips at a time"
+    flags: dict[str, object] = {}
+    if room.recompute != recompute:
+        what = f"checkpointing {'every second block' if room.recompute else 'off'}, {what}"
+        flags["speed.recompute"] = room.recompute
+    if room.parts != parts:
+        flags["optim.accumulate"] = room.parts
+    yield Change(
+        what, "compute",
+        held * (anew - room.anew) / (_PASSES + anew) if room.anew < anew else None,
+        "model", room.reason.rstrip("."), flags=flags,
+        learns=room.parts != parts and not config.model.backbone.startswith("vit"),
+    )  # fmt: skip
 
 
 def _smaller_at_first(facts: Facts, held: float) -> Iterator[Change]:

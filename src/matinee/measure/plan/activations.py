@@ -30,7 +30,6 @@ from matinee.data.batch import Batch
 from matinee.measure.plan.fake import (
     NORMS,
     Device,
-    Precision,
     build_fake,
     fake_batch,
     follow_gpu,
@@ -46,7 +45,7 @@ from matinee.training.config import TrainConfig
 from matinee.training.optim.build import build_optimizer
 from matinee.training.optim.clip import clip_gradients
 from matinee.training.optim.ema import Ema
-from matinee.training.precision import autocast
+from matinee.training.precision import Precision, autocast
 
 AVERAGED = 1000
 """Updates before the step, of the moving average: any number."""

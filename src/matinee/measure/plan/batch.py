@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from matinee.errors import ConfigError
-from matinee.measure.plan.memory import Device, Memory, Precision, predict_memory
+from matinee.measure.plan.fake import Device
+from matinee.measure.plan.memory import Memory, predict_memory
 from matinee.tasks.config import ContrastiveConfig
 from matinee.training.config import TrainConfig
+from matinee.training.precision import Precision
 from matinee.training.setup import micro_batch as cut_batch
 from matinee.training.setup import stages_of
 

@@ -43,7 +43,6 @@ from matinee.tasks.vocabulary import Vocabulary
 from matinee.training.config import TrainConfig
 
 Device = Literal["cuda", "cpu"]
-Precision = Literal["fp32", "bf16", "fp16"]
 
 FEW = 1024
 """Numbers that a constructor may read."""

@@ -25,12 +25,11 @@ from matinee.measure.plan.activations import (
     loss_footprint,
     step_footprint,
 )
-from matinee.measure.plan.fake import Device, Precision
+from matinee.measure.plan.fake import Device
 from matinee.measure.plan.live import Kind, Phase
 from matinee.tasks.config import ContrastiveConfig
 from matinee.training.config import TrainConfig
-
-__all__ = ["RESERVE", "Device", "Memory", "Precision", "Reserve", "parts_of", "predict_memory"]
+from matinee.training.precision import Precision
 
 FLOAT = 4
 MIB = 2**20

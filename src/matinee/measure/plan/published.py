@@ -15,7 +15,6 @@ from matinee.measure.plan.batch import BatchPlan
 from matinee.measure.plan.cards import Fleet, read_cards
 from matinee.measure.plan.collective import Link, Network
 from matinee.measure.plan.data_side import typical_footage
-from matinee.measure.plan.fake import Precision
 from matinee.measure.plan.jitter import Jitter, Tailed
 from matinee.measure.plan.memory import predict_memory
 from matinee.measure.plan.scaling import Job, Point, predict_step
@@ -26,6 +25,7 @@ from matinee.models.config import Frames, Joint
 from matinee.recipes import RECIPES
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig
 from matinee.training.config import TrainConfig
+from matinee.training.precision import Precision
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from matinee.measure.plan.batch import BatchPlan, fit_batch
 from matinee.measure.plan.cards import Fleet
 from matinee.measure.plan.collective import Link, Network
 from matinee.measure.plan.data_side import DataNeeds, Footage, data_needs
-from matinee.measure.plan.fake import Precision
 from matinee.measure.plan.jitter import Jitter, Tailed
 from matinee.measure.plan.scaling import Job, Point, predict_step
 from matinee.measure.plan.step_time import Computation, compute_seconds
 from matinee.measure.plan.work import Work, count_work
 from matinee.training.config import TrainConfig
+from matinee.training.precision import Precision
 from matinee.training.setup import stages_of
 from matinee.training.stages import Stage, Timeline
 

@@ -26,12 +26,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from matinee.data.batch import Batch
-from matinee.measure.plan.fake import Precision, build_fake, fake_batch, follow_gpu
+from matinee.measure.plan.fake import build_fake, fake_batch, follow_gpu
 from matinee.models.text import Tokens
 from matinee.tasks.base import Task
 from matinee.tasks.contrastive import ContrastiveTask
 from matinee.training.config import TrainConfig
-from matinee.training.precision import autocast
+from matinee.training.precision import Precision, autocast
 
 Kind = Literal["product", "attention", "other"]
 _HALF = (torch.bfloat16, torch.float16)

@@ -1,11 +1,9 @@
-"""`matinee reproduce accelerating`: accumulation, mixed precision and pinned memory on images."""
+"""The whole reproduction: every grid, what the planner predicts, what was published."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from matinee.errors import ConfigError
 from matinee.measure.bench.ablation import make_plan
@@ -19,57 +17,17 @@ from matinee.measure.bench.ablation_tables import (
     to_data,
     written,
 )
-from matinee.measure.reproduce.accelerating_data import NO_DATA, image_set
-from matinee.measure.reproduce.accelerating_published import published
-from matinee.measure.reproduce.accelerating_sizes import FULL, QUICK, SMALL, Size, network_config
+from matinee.measure.reproduce.accelerating.data import NO_DATA, image_set
+from matinee.measure.reproduce.accelerating.options import Options
+from matinee.measure.reproduce.accelerating.predicted import predicted_part
+from matinee.measure.reproduce.accelerating.published import published
+from matinee.measure.reproduce.accelerating.sizes import NAMES, Size, network_config
 from matinee.measure.result import Part, Result, Table
 
-_WHOLE, _PICTURES = 1000, 50  # units of progress, and those of making image sets
+_PICTURES, _RUNS, _PREDICTED = 50, 920, 30  # units of progress, of three phases
+_WHOLE = _PICTURES + _RUNS + _PREDICTED
 LEVERS = ("GA", "AMP", "PM")
 CLASSES = {"cifar10": 10, "cifar100": 100}
-NAMES = {
-    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "resnet50": "ResNet-50", "vit": "ViT",
-    "efficientnet": "EfficientNet-B0",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Options:
-    """Gradient accumulation (GA), mixed precision (AMP) and pinned memory (PM), each alone, in
-    pairs and together, for ResNet-50, ViT and EfficientNet on CIFAR-10 and CIFAR-100: time, peak
-    memory, test accuracy and macro F1 (arXiv 2312.10024).
-
-    By default on a part of the pictures with networks that a CPU trains in half a minute: what the
-    levers do to time and memory shows, what networks can learn does not. Give one data set or both;
-    what is not given is marked as not run. Finished runs are kept in --out, and the same command
-    goes on with those that are missing.
-
-    matinee reproduce accelerating --cifar10 cifar10_png/ --cifar100 cifar100_png/
-    """
-
-    cifar10: Path | None = None
-    """A folder or archive (.tar, .tar.gz, .tgz) of pictures as train/CLASS/NAME.png and
-    test/CLASS/NAME.png, or an image set that matinee pack made of one. The package cifar2png
-    writes such folders of both sets; nothing is downloaded here."""
-    cifar100: Path | None = None
-    """As --cifar10, of the 100 classes."""
-    out: Path = Path("reproduced/accelerating")
-    """Folder of the page, the JSON, the plots, and the finished runs."""
-    networks: tuple[Literal["resnet50", "vit", "efficientnet"], ...] = (
-        "resnet50",
-        "vit",
-        "efficientnet",
-    )
-    """Which of the three."""
-    seeds: int = 2
-    """How many runs each cell has (--quick: 1)."""
-    epochs: int | None = None
-    """Of each run. Default: 3 (--quick: 2, --full: 30, as the paper's code has it)."""
-    full: bool = False
-    """All pictures, and the networks of the recipes (ResNet-50, ViT-B/4, EfficientNet-B0) at 32²:
-    hours on a GPU, weeks on a CPU."""
-    quick: bool = False
-    """A sixth of the default's pictures and one seed: to try the command."""
 
 
 def reproduce(options: Options, *, on_step: Callable[[int, int, str], None]) -> Result:
@@ -79,7 +37,7 @@ def reproduce(options: Options, *, on_step: Callable[[int, int, str], None]) -> 
         ConfigError: no data, data of another kind, or runs with other settings in the folder.
         MatineeError: a run failed; those that were finished are kept.
     """
-    size = _size(options)
+    size = options.size
     given = {"cifar10": options.cifar10, "cifar100": options.cifar100}
     paths = {name: path for name, path in given.items() if path is not None}
     if not paths:
@@ -110,25 +68,23 @@ def reproduce(options: Options, *, on_step: Callable[[int, int, str], None]) -> 
         def tell(count: int, what: str, about: str = about) -> None:
             nonlocal done
             done += count
-            part = _PICTURES + (_WHOLE - _PICTURES) * done / units
-            on_step(int(part), _WHOLE, f"{about}: {what}")
+            on_step(int(_PICTURES + _RUNS * done / units), _WHOLE, f"{about}: {what}")
 
         measured[key] = run_grid(plan, folder / "-".join(key), tell)
-    return _result(size, plans, measured, missing=[name for name in given if name not in paths])
 
+    def predicting(part: float, what: str) -> None:
+        on_step(int(_PICTURES + _RUNS + _PREDICTED * part), _WHOLE, what)
 
-def _size(options: Options) -> Size:
-    if options.full and options.quick:
-        raise ConfigError("--full and --quick contradict each other: choose one")
-    if not options.networks:
-        raise ConfigError("--networks: at least one of resnet50, vit, efficientnet")
-    return FULL if options.full else QUICK if options.quick else SMALL
+    predicted = predicted_part(predicting)
+    missing = [name for name in given if name not in paths]
+    return _result(size, plans, measured, predicted, missing)
 
 
 def _result(
     size: Size,
     plans: dict[tuple[str, str], Plan],
     measured: dict[tuple[str, str], tuple[Run, ...]],
+    predicted: tuple[Part, list[dict[str, Any]]],
     missing: Sequence[str],
 ) -> Result:
     rows = {key: summarise(plan, measured[key]) for key, plan in plans.items()}
@@ -149,7 +105,7 @@ def _result(
         text = f"Not run: no data was given (--{name} PATH). {NO_DATA}"
         parts.append(Part(f"{name}-missing", NAMES[name], text))
     part, figures = published(rows)
-    parts.append(part)
+    parts += [predicted[0], part]
     return Result(
         "accelerating", "Accelerating neural network training: measured again",
         "Gradient accumulation, mixed precision and pinned memory, each alone and together, after "
@@ -163,6 +119,7 @@ def _result(
                 for (data, network), plan in plans.items()
             },
             "not_run": list(missing),
+            "predicted": predicted[1],
             "published": figures,
         },
     )  # fmt: skip

@@ -10,6 +10,10 @@ from matinee.tasks.config import ClassificationConfig
 from matinee.training.config import TrainConfig
 
 PIXELS = 32
+NAMES = {
+    "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "resnet50": "ResNet-50", "vit": "ViT",
+    "efficientnet": "EfficientNet-B0",
+}  # fmt: skip
 RECIPES = {"resnet50": resnet50_cifar, "vit": vit_cifar, "efficientnet": efficientnet_cifar}
 
 
@@ -57,6 +61,8 @@ FULL = Size(
 def network_config(network: str, size: Size, data: str) -> TrainConfig:
     """The recipe of a network at a size. Nothing is written to its `run.out`."""
     config = RECIPES[network](data, "unused")
+    # Batches are copied, or pinned memory would have nothing to do.
+    config = replace(config, data=replace(config.data, resident=False))
     if size.published:
         return config
     optim = replace(config.optim, batch_size=BATCH, min_lr=0.0)

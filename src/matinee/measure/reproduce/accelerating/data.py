@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from matinee.errors import ConfigError
-from matinee.measure.reproduce.accelerating_sizes import PIXELS, Size
+from matinee.measure.reproduce.accelerating.sizes import PIXELS, Size
 from matinee.pack.images.image_set import MANIFEST, ImageSet
 from matinee.pack.images.writer import write_images
 
