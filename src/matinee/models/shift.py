@@ -30,7 +30,7 @@ on a CPU in float32, 1.4 times in bfloat16.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,7 @@ from matinee.errors import ConfigError, first_line
 from matinee.extras import require
 from matinee.models.blocks import block_names
 from matinee.models.measure import dry_run
+from matinee.models.shifted_conv import can_read_shifted, shifted_pointwise
 
 Placement = Literal["residual", "in-place"]
 
@@ -145,6 +146,16 @@ class ShiftedConv(nn.Module):
         self.conv, self.shift = conv, shift
 
     def forward(self, x: Tensor) -> Tensor:
+        """By Note [Shift without a copy] where that goes, else `copied`."""
+        shift = self.shift
+        if type(shift) is TemporalShift and can_read_shifted(self.conv, x):
+            fold = x.shape[1] // shift.divisor
+            weight = cast(Tensor, self.conv.weight)
+            return shifted_pointwise(x, weight, shift.frames, fold, causal=shift.causal)
+        return self.copied(x)
+
+    def copied(self, x: Tensor) -> Tensor:
+        """The convolution of a shifted copy."""
         out: Tensor = self.conv(self.shift(x))
         return out
 

@@ -36,6 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from matinee.data.batch import Batch
 from matinee.models.layout import to_channels_last
 from matinee.models.recompute import recompute_blocks
+from matinee.models.shift import ShiftedConv
 from matinee.tasks.base import Task
 from matinee.tasks.build import build_task
 from matinee.tasks.config import ClassificationConfig, ContrastiveConfig
@@ -147,7 +148,7 @@ def fake_batch(config: TrainConfig, clips: int, *, classes: int) -> Batch:
 
 
 def follow_gpu(task: nn.Module) -> None:
-    """Let norms and dropout work as on a GPU. See Note [A GPU's rules on fake tensors].
+    """Let norms, dropout and shifts work as on a GPU. See Note [A GPU's rules on fake tensors].
 
     On the modules themselves: blocks that are computed anew in the backward pass do it too.
     """
@@ -157,6 +158,8 @@ def follow_gpu(task: nn.Module) -> None:
             vars(module)["forward"] = MethodType(_wide_norm, module)
         elif isinstance(module, nn.Dropout):
             vars(module)["forward"] = MethodType(_dropout, module)
+        elif isinstance(module, ShiftedConv):
+            vars(module)["forward"] = module.copied
 
 
 NORMS = (nn.LayerNorm, nn.GroupNorm)
