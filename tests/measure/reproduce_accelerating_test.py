@@ -56,6 +56,8 @@ def test_the_whole_table_is_there_with_pinned_memory_marked(hundred, tmp_path, s
     parts = {part.name: part for part in result.parts}
     assert list(parts) == ["levers", "cifar100-vit", "cifar10-missing", "predicted", "published"]
     assert "no data was given (--cifar10 PATH)" in parts["cifar10-missing"].text
+    assert "200 (CIFAR-100) pictures" in parts["levers"].text
+    assert parts["levers"].text.count("1 epochs") == 1 and result.data["size"]["epochs"] == 1
     (table,) = parts["cifar100-vit"].tables
     assert [row[0] for row in table.rows] == [
         "none", "GA", "AMP", "PM", "GA+AMP", "GA+PM", "AMP+PM", "GA+AMP+PM",
@@ -102,7 +104,7 @@ def test_the_whole_table_is_there_with_pinned_memory_marked(hundred, tmp_path, s
 def test_what_cannot_be_reproduced_is_refused(hundred, tmp_path, monkeypatch, more, said):
     write_images(tmp_path / "set.images", hundred)
     monkeypatch.setattr(
-        options, "QUICK", QUICK.__class__("quick", 99, 1, False, "")
+        options, "QUICK", QUICK.__class__("quick", 99, 1, published=False)
     )  # a part of what there is
     places = {"hundred": hundred, "set": tmp_path / "set.images", "nowhere.tar.gz": tmp_path / "x"}
     given = {key: places.get(value, value) if key.startswith("cifar") else value

@@ -7,6 +7,7 @@ import pytest
 import timm
 
 from matinee.errors import ConfigError
+from matinee.measure.arms import Spread
 from matinee.measure.bench import networks
 from matinee.measure.reproduce.kinetics15 import Options, accuracy, predicted, ranks, reproduce, run
 from matinee.measure.reproduce.kinetics15.accuracy import (
@@ -167,8 +168,10 @@ def test_the_whole_is_one_page_with_every_part(tiny, prediction, monkeypatch, tm
 
 
 def test_the_summary_says_when_the_bound_itself_is_below_what_is_wanted():
-    assert run._verdict(1.7, 1.8, 1.6) == "yes"
-    assert run._verdict(1.4, 1.5, 1.6) == "no; TSN, whose shift is none, is 1.50× as fast"
+    faster, bound = Spread.of([1.7] * 3), Spread.of([1.5] * 3)
+    assert run._verdict(faster, bound, 1.6) == "yes"
+    assert run._verdict(bound, bound, 1.6) == "no; TSN, whose shift is none, is 1.50× as fast"
+    assert run._verdict(Spread.of([1.7]), bound, 1.6) == "no verdict from 1 of 3 rounds"
 
 
 def test_the_small_networks_exist():

@@ -40,15 +40,15 @@ PUBLISHED_MINUTES = (46, 18)
 
 @dataclass(frozen=True)
 class Predicted:
-    """A cell of a network: minutes of all epochs, bytes at the fullest moment, and by how many
-    minutes pinned memory could shorten it, if copies took no time with it.
+    """A cell of a network: minutes of all epochs, bytes at the fullest moment, and minutes that
+    copies of pictures take by the link's rate.
     """
 
     network: str
     cell: str
     minutes: float
     memory: int
-    pinned: float
+    copies: float
 
 
 def predicted_part(tell: Callable[[float, str], None]) -> tuple[Part, list[dict[str, Any]]]:
@@ -85,19 +85,20 @@ def _predict(network: str, cell: str, card: Card) -> Predicted:
 def _part(rows: list[Predicted]) -> Part:
     none = {row.network: row for row in rows if row.cell == "none"}
     table = Table(
-        ("network, levers", "minutes", "times as fast", "memory, GB", "PM saves at most"),
+        ("network, levers", "minutes", "times as fast", "memory, GB", "all copies take"),
         [
             (
                 f"{NAMES[row.network]}, {row.cell}", f"{row.minutes:.0f}",
                 f"{none[row.network].minutes / row.minutes:.2f}", f"{row.memory / 1e9:.1f}",
-                f"{60 * row.pinned:.1f} s",
+                f"{60 * row.copies:.1f} s",
             )
             for row in rows
         ],
         heading=f"{FULL.epochs} epochs of {PICTURES:,} pictures on a {CARD}, predicted",
         note=f"Batches of 128, GA in {PARTS} micro-batches, AMP in fp16. Taken for granted: what "
         "`matinee plan` prints with its sources; a loader that keeps up; memory with what CUDA "
-        "takes for itself. PM saves at most: all copies of pictures at the rate of the link.",
+        "takes for itself. Copies of pictures, at the rate that an all-reduce has on the link: "
+        "pinned memory can spare no more than what pageable memory's slower rate adds to that.",
     )  # fmt: skip
     found = next(row.minutes for row in rows if (row.network, row.cell) == ("resnet50", "AMP"))
     first, second = PUBLISHED_MINUTES

@@ -21,7 +21,7 @@ from matinee.measure.reproduce.accelerating.data import NO_DATA, image_set
 from matinee.measure.reproduce.accelerating.options import Options
 from matinee.measure.reproduce.accelerating.predicted import predicted_part
 from matinee.measure.reproduce.accelerating.published import published
-from matinee.measure.reproduce.accelerating.sizes import NAMES, Size, network_config
+from matinee.measure.reproduce.accelerating.sizes import NAMES, Size, about, network_config
 from matinee.measure.result import Part, Result, Table
 
 _PICTURES, _RUNS, _PREDICTED = 50, 920, 30  # units of progress, of three phases
@@ -63,12 +63,12 @@ def reproduce(options: Options, *, on_step: Callable[[int, int, str], None]) -> 
     units, done = sum(plan.units for plan in plans.values()), 0
     measured: dict[tuple[str, str], tuple[Run, ...]] = {}
     for key, plan in plans.items():
-        about = f"{NAMES[key[1]]}, {NAMES[key[0]]}"
+        name = f"{NAMES[key[1]]}, {NAMES[key[0]]}"
 
-        def tell(count: int, what: str, about: str = about) -> None:
+        def tell(count: int, what: str, name: str = name) -> None:
             nonlocal done
             done += count
-            on_step(int(_PICTURES + _RUNS * done / units), _WHOLE, f"{about}: {what}")
+            on_step(int(_PICTURES + _RUNS * done / units), _WHOLE, f"{name}: {what}")
 
         measured[key] = run_grid(plan, folder / "-".join(key), tell)
 
@@ -88,7 +88,11 @@ def _result(
     missing: Sequence[str],
 ) -> Result:
     rows = {key: summarise(plan, measured[key]) for key, plan in plans.items()}
-    parts = [Part("levers", "What each lever brought", size.about, [_overview(rows)])]
+    text = about(
+        size, classes={NAMES[data]: CLASSES[data] for data, _ in plans},
+        epochs=next(iter(plans.values())).epochs,
+    )  # fmt: skip
+    parts = [Part("levers", "What each lever brought", text, [_overview(rows)])]
     for (data, network), plan in plans.items():
         runs = measured[data, network]
         what = f"{NAMES[network]} on {NAMES[data]}"
@@ -113,7 +117,7 @@ def _result(
         "differs from the others in its levers alone.",
         parts,
         {
-            "size": size.to_dict(),
+            "size": {**size.to_dict(), "epochs": next(iter(plans.values())).epochs},
             "grids": {
                 f"{data}/{network}": to_data(plan, rows[data, network], measured[data, network])
                 for (data, network), plan in plans.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -28,7 +29,6 @@ class Size:
     pictures: int | None
     epochs: int
     published: bool
-    about: str
 
     def limit(self, classes: int) -> int | None:
         """Pictures of each class and split."""
@@ -38,24 +38,32 @@ class Size:
         return asdict(self)
 
 
-_SMALL = (
-    "Pictures of 32² in batches of {batch}, from scratch. So that a CPU is done in minutes, "
-    "ResNet-50 has the stem of ImageNet (a 7×7 convolution of stride 2 and pooling: a fifteenth "
-    "of the arithmetic of the 3×3 stem), the ViT is ViT-Ti/4 without Mixup, CutMix, RandAugment "
-    "and erasing, EfficientNet-B0 is the recipe's; {pictures:,} pictures of training and as many "
-    "of test, {epochs} epochs. Accuracies are those of networks that have hardly begun to learn: "
-    "they show whether a lever does harm, not how good a network gets. --full trains the recipes' "
-    "networks on all pictures."
-)
 BATCH = 64
-SMALL = Size("small", 1000, 3, False, _SMALL.format(batch=BATCH, pictures=1000, epochs=3))
-QUICK = Size("quick", 160, 2, False, _SMALL.format(batch=BATCH, pictures=160, epochs=2))
-FULL = Size(
-    "full", None, 30, True,
-    "All pictures at 32², with the networks of the recipes: ResNet-50 with a 3×3 stem, ViT-B/4, "
-    "EfficientNet-B0 with a stem of stride 1, batches of 128, from scratch (the paper's ViT and "
-    "EfficientNet began with weights of ImageNet).",
-)  # fmt: skip
+SMALL = Size("small", 1000, 3, published=False)
+QUICK = Size("quick", 160, 2, published=False)
+FULL = Size("full", None, 30, published=True)
+
+
+def about(size: Size, *, classes: Mapping[str, int], epochs: int) -> str:
+    """What is trained, in words; `classes` of each data set, by its name."""
+    if size.published:
+        return (
+            "All pictures at 32², with the networks of the recipes: ResNet-50 with a 3×3 stem, "
+            "ViT-B/4, EfficientNet-B0 with a stem of stride 1, batches of 128, from scratch (the "
+            f"paper's ViT and EfficientNet began with weights of ImageNet); {epochs} epochs."
+        )
+    pictures = " and ".join(
+        f"{(size.limit(number) or 0) * number:,} ({name})" for name, number in classes.items()
+    )
+    return (
+        f"Pictures of 32² in batches of {BATCH}, from scratch. So that a CPU is done in minutes, "
+        "ResNet-50 has the stem of ImageNet (a 7×7 convolution of stride 2 and pooling: a "
+        "fifteenth of the arithmetic of the 3×3 stem), the ViT is ViT-Ti/4 without Mixup, CutMix, "
+        f"RandAugment and erasing, EfficientNet-B0 is the recipe's; {pictures} pictures of "
+        f"training and as many of test, {epochs} epochs. Accuracies are those of networks that "
+        "have hardly begun to learn: they show whether a lever does harm, not how good a network "
+        "gets. --full trains the recipes' networks on all pictures."
+    )
 
 
 def network_config(network: str, size: Size, data: str) -> TrainConfig:

@@ -71,7 +71,8 @@ def loaders_part(options: Options, footage: Footage, tell: Tell) -> tuple[Part, 
         "Before: torch's DataLoader, decord for whole frames, PIL for crops, float32 from workers. "
         "It reads the original, or a copy that was shrunk once as VideoMAE's instructions say, or "
         "a long file as LaViLa stores Ego4D. After: matinee's loader from its layered pack. All "
-        "hand out the same clips."
+        "draw their clips from one set of plans, the first anew in each turn. The original is the "
+        "footage scaled to its size, 16 by 9."
     )
     return Part("loaders", "Whole loaders", text, (table,), {"rates": plot}), {
         "clips_a_second": {name: turns.spread(name).to_dict() for name in names},

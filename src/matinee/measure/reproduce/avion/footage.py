@@ -1,4 +1,7 @@
-"""The files that are measured: one footage as an original, as copies, in long files, as a pack."""
+"""The files that are measured: one footage as an original, as copies, in long files, as a pack.
+
+The footage is real, but smaller: its pictures are scaled to the original's size, 16 by 9.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,12 @@ def make_footage(options: Options, folder: Path, tell: Callable[[str], None]) ->
     """
     scale = options.scale
     sources = user_videos(options.videos) if options.videos else sample_videos()
-    _check_recipe(folder, f"{[str(s) for s in sources]} {scale.seconds} s {scale.lines} lines\n")
     frames, times = scale.frames_of_footage, max(1, scale.minutes * 60 // scale.seconds)
+    _check_recipe(
+        folder,
+        f"{[str(s) for s in sources]}, {scale.seconds} s of {scale.lines} lines, {times} times in "
+        f"long files, clips of {options.span} frames\n",
+    )
     videos = {}
     sizes = {"original": scale.lines, "copy": COPY_LINES, "chunk": CHUNK_LINES}
     for name, most in sizes.items():

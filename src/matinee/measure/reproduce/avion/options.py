@@ -16,8 +16,8 @@ class Options:
     "Before" is what training scripts usually do: decord decodes whole frames in the workers of
     torch's DataLoader, PIL crops and scales them, workers hand over float32, attention writes its
     matrix, all in float32. "After" is matinee: a layered pack, decoding fused with cropping, bytes
-    handed over, scaled_dot_product_attention, bfloat16. All arms see the same clips and crops, and
-    take turns. Needs `pip install 'matinee[train,text,bench]'`.
+    handed over, scaled_dot_product_attention, bfloat16. All arms draw clips and crops from the same
+    plans, and take turns. Needs `pip install 'matinee[train,text,bench]'`.
     """
 
     out: Path = Path("reproduced/avion")

@@ -95,7 +95,7 @@ def clip_spec(options: Options, frames: int, crop: Any) -> ClipSpec:
 
 @dataclass(frozen=True)
 class Loaders:
-    """Loaders of the same clips: `before` from a video file, `after` from the pack."""
+    """Loaders of clips of the same plans: `before` from a video file, `after` from the pack."""
 
     footage: Footage
     spec: ClipSpec

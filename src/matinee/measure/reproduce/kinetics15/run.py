@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from matinee.extras import require
+from matinee.measure.arms import Spread
 from matinee.measure.reproduce.kinetics15.accuracy import (
     accuracy_part,
     check_worlds,
@@ -31,6 +32,7 @@ from matinee.measure.result import Part, Result, Table
 OnStep = Callable[[int, int, str], None]
 # Of the whole time, in percent.
 SPEED, RANKS, PREDICTED, ACCURACY = 40, 15, 5, 40
+_ENOUGH = 3  # rounds for a verdict
 
 
 def reproduce(options: Options, *, on_step: OnStep) -> Result:
@@ -78,7 +80,7 @@ def _summary(speeds: Speeds, data: dict[str, Any]) -> Part:
             rows.append([
                 f"TSM over {NETWORKS[name]}, {precision}", "1.6× and 2.9× (two 3-D networks)",
                 f"{least:.1f}×", f"{ratio.median:.2f}×",
-                _verdict(ratio.median, bound.median, least),
+                _verdict(ratio, bound, least),
             ])  # fmt: skip
     cost = speeds.tsm_faster("tsn", "fp32").median, speeds.tsm_faster("tsn", "bf16").median
     rows.append([
@@ -102,7 +104,9 @@ def _summary(speeds: Speeds, data: dict[str, Any]) -> Part:
     return Part("summary", "In short", "", [Table(columns, rows)])
 
 
-def _verdict(ratio: float, bound: float, least: float) -> str:
-    if ratio >= least:
+def _verdict(ratio: Spread, bound: Spread, least: float) -> str:
+    if ratio.count < _ENOUGH:
+        return f"no verdict from {ratio.count} of {_ENOUGH} rounds"
+    if ratio.median >= least:
         return "yes"
-    return f"no; TSN, whose shift is none, is {bound:.2f}× as fast"
+    return f"no; TSN, whose shift is none, is {bound.median:.2f}× as fast"
