@@ -41,6 +41,8 @@ from matinee.measure.plan.whole import plan_run, variations
 
 POINTS = (6, 96, 192, 384, 768, 1536, 3072, 6144)
 BY = 0.1
+NEWER_NETWORK_US = 14.0
+"""Of NCCL's tuning model from version 2.18 on, in the place of `Assumptions.network_us`."""
 WITHOUT_CARD = ("link_efficiency", "nvlink_us", "network_us", "jitter", "slowest", "slowest_of")
 
 
@@ -71,6 +73,8 @@ def main() -> None:
             print(f"{row['what']}: {row['predicted']:.2f} {row['unit']}, published "
                   f"{row['published']:.2f} ({row['error']:+.1%})")  # fmt: skip
         print("  depends most on", result[name]["sensitivity"][0]["assumption"])
+    newer = result["kinetics15"]["minutes_with_newer_network_us"]
+    print(f"1,536 V100s with network_us {NEWER_NETWORK_US:g}: {newer:.3f} min")
     print(f"timm on an RTX 3090: {result['timm_rtx3090']['rms_log_error']:.1%} rms")
     print(f"busy: median {result['busy']['median']:.3f}, assumed {take.busy:g}")
 
@@ -110,6 +114,9 @@ def _kinetics(take: Assumptions) -> dict[str, Any]:
     return {
         "facts": [asdict(fact) for fact in KINETICS_FACTS],
         "compared": [_row(c) for c in kinetics15(take)],
+        "minutes_with_newer_network_us": kinetics15(replace(take, network_us=NEWER_NETWORK_US))[
+            0
+        ].predicted,
         "curve": curve,
         "other_spreads": {
             name: kinetics15(take, jitter)[0].predicted for name, jitter in others.items()

@@ -12,24 +12,25 @@ from PIL import Image
 
 from matinee.errors import ConfigError, MatineeError
 from matinee.measure.bench import ablation_grid
-from matinee.measure.bench.ablation import Options, make_plan, measure
+from matinee.measure.bench.ablation import Options, has_bf16, make_plan, measure
 from matinee.measure.bench.ablation_grid import Plan, Run
 from matinee.measure.bench.ablation_levers import (
+    EMULATED,
     NO_GPU,
     Place,
     changed,
     configure,
     differences,
-    flat,
     grid,
     read_levers,
 )
 from matinee.measure.bench.ablation_run import EPOCH, OPEN, TEST, Job
-from matinee.measure.bench.ablation_tables import summarise, table
+from matinee.measure.bench.ablation_tables import across_sittings, remarks, summarise, table
 from matinee.pack.images.writer import write_images
 from matinee.recipes import RECIPES, tiny
 from matinee.training.loop import train
 from matinee.training.search.space import put
+from matinee.training.show.trackers import flat
 from matinee.workers import Result as Answer
 
 # A small ViT without anything random but the order, and without batch normalisation: its loss does
@@ -75,6 +76,7 @@ def run_of(name, seed, seconds, **more):
     own = {
         "device": "cpu", "precision": "fp32", "clips": 8, "steps": 2, "loss": (1.0, 0.5),
         "peak_bytes": 100, "held_bytes": 60, "top1": 0.5, "macro_f1": 0.4, "samples": 12,
+        "sitting": "first",
     }  # fmt: skip
     return Run(cell=name, seed=seed, seconds=seconds, **{**own, **more})
 
@@ -146,6 +148,33 @@ def test_mixed_precision_is_fp16_where_a_gpu_has_no_bf16(config):
     assert read_levers(("AMP",), config, Place(gpu=True, bf16=False))[0].on == "fp16"
     assert read_levers(("AMP",), config, Place(gpu=True))[0].on == "bf16"
     assert read_levers(("AMP=fp16",), config, Place())[0].on == "fp16"
+    assert read_levers(("AMP",), config, Place(bf16=False))[0].on == "bf16"
+
+
+@pytest.mark.parametrize(
+    "cpuinfo, has",
+    [
+        ("model name\t: x\nflags\t\t: fpu avx512_bf16 avx512bw\n", True),
+        ("flags\t\t: fpu amx_bf16 amx_tile\n", True),
+        ("Features\t: fp asimd bf16 i8mm\n", True),
+        ("model name\t: bf16 avx512_bf16\nflags\t\t: fpu avx2 avx512bw\n", False),
+        ("", False),
+    ],
+)
+def test_bf16_units_are_read_from_the_flags_of_a_processor(cpuinfo, has):
+    assert has_bf16(cpuinfo) is has
+
+
+def test_a_processor_that_emulates_bf16_is_named_on_the_page(config):
+    """Where bf16 is a lever, and nowhere else."""
+    plan = plan_of(config, ("GA",))
+    for texts, place, named in (
+        (("GA", "AMP"), Place(bf16=False), True), (("precision=bf16",), Place(bf16=False), True),
+        (("GA", "AMP=fp16"), Place(bf16=False), False), (("GA",), Place(bf16=False), False),
+        (("AMP",), Place(), False), (("AMP=bf16",), Place(gpu=True, bf16=False), False),
+    ):  # fmt: skip
+        levers = read_levers(texts, config, place)
+        assert (EMULATED in remarks(plan, levers, [run_of("none", 0, (1.0,))])) is named, texts
 
 
 @pytest.mark.parametrize(
@@ -200,6 +229,14 @@ def test_a_run_trains_and_tests_as_matinee_train_does(config, tmp_path):
     assert own == [row["loss"] for row in rows if row["kind"] == "train"]
     assert tested["top1"] == result.val["top1"] and tested["macro_f1"] == result.val["macro_f1"]
     assert tested["peak_bytes"] >= tested["held_bytes"] > 0
+
+
+def test_what_was_held_before_the_first_step_is_none_of_the_steps(config):
+    """A quarter of a gigabyte on the way, given back before training."""
+    before = np.ones(256 << 20, np.uint8)
+    del before
+    _, tested = losses(config, 1)
+    assert 0 <= tested["peak_bytes"] - tested["held_bytes"] < 200 << 20
 
 
 def test_accumulation_is_the_same_training(config):
@@ -287,6 +324,22 @@ def test_runs_take_turns_or_follow_each_other(config, tmp_path, monkeypatch, tur
     one, two = (1, EPOCH), (4, EPOCH)
     epochs = [held for held in asked if held[1] == EPOCH]
     assert epochs == ([one, two, two, one] if turns else [one, one, two, two])
+
+
+def test_ratios_across_sittings_are_named(config, tmp_path, monkeypatch):
+    """A grid of which one run is missing: the cell that is run later is not as the others."""
+    monkeypatch.setattr(ablation_grid, "WorkerPool", Here)
+    plan = plan_of(config, ("GA=2", "fused"), epochs=1)
+    runs = ablation_grid.run_grid(plan, tmp_path, lambda units, what: None)
+    assert len({run.sitting for run in runs}) == 1 and not across_sittings(runs)
+    assert "several sittings" not in remarks(plan, plan.levers, runs)
+    (tmp_path / "runs" / "GA-seed0.json").unlink()
+    runs = ablation_grid.run_grid(plan, tmp_path, lambda units, what: None)
+    assert across_sittings(runs) == ("GA",)
+    assert "several sittings: GA not always" in remarks(plan, plan.levers, runs)
+    # As good as measured at once: each seed in a sitting of its own.
+    seeds = [run_of(name, i, (1.0,), sitting=str(i)) for i in (0, 1) for name in ("none", "GA")]
+    assert not across_sittings(seeds)
 
 
 def test_speed_is_compared_epoch_by_epoch_and_the_first_does_not_count(config):

@@ -7,7 +7,7 @@ import torch
 
 from matinee.measure.bench import models
 from matinee.measure.bench.networks import Clips, TrainingStep, build, gradient_bytes
-from matinee.measure.result import write_result
+from matinee.measure.result import Result, write_result
 
 NETWORKS = ("resnet10t:frames", "resnet10t:3x3x3")
 
@@ -22,6 +22,14 @@ def data(tmp_path_factory):
     write_result(result, out)
     assert (out / "models-training-speed.png").stat().st_size > 3000
     return json.loads((out / "models.json").read_text())
+
+
+def test_a_result_says_what_it_is_and_keeps_what_was_measured(data, tmp_path):
+    assert data["benchmark"] == "models" and data["machine"]["cores"] >= 1
+    for key in ("benchmark", "machine"):
+        with pytest.raises(ValueError, match=f"'{key}'.*added to every result"):
+            write_result(Result("models", "", "", [], {key: 1}), tmp_path / "other")
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_network_precision_and_mode_is_measured(data):

@@ -29,6 +29,39 @@ def test_usual_cards_are_there_with_plausible_dense_rates() -> None:
     assert (a100.link, a100.link_rate, a100.host_rate) == ("nvlink", 300e9, 32e9)
 
 
+# TFLOPS in float32, TF32, fp16 (dense), GB/s of memory, GB/s to other cards, MiB that the driver
+# tells. Written from the makers' sheets, not from cards.toml.
+STATED = {
+    "V100-16GB": (15.7, 0, 125, 900, 150, 16160), "V100-32GB": (15.7, 0, 125, 900, 150, 32510),
+    "T4": (8.1, 0, 65, 320, 16, 15360), "A10": (31.2, 62.5, 125, 600, 32, 23028),
+    "A100-40GB": (19.5, 156, 312, 1555, 300, 40960),
+    "A100-80GB": (19.5, 156, 312, 2039, 300, 81920),
+    "A100-80GB-PCIe": (19.5, 156, 312, 1935, 32, 81920),
+    "A4000": (19.2, 38.3, 76.7, 448, 32, 16376), "A5000": (27.8, 55.6, 111.1, 768, 32, 24564),
+    "A6000": (38.7, 77.4, 154.8, 768, 32, 49140),
+    "RTX-6000-Ada": (91.1, 182.1, 364.2, 960, 32, 49140),
+    "3090": (35.6, 35.6, 71, 936, 32, 24576), "4090": (82.6, 82.6, 165.2, 1008, 32, 24564),
+    "5090": (104.8, 104.8, 209.5, 1792, 64, 32607),
+    "L4": (30.3, 60, 121, 300, 32, 23034), "L40S": (91.6, 183, 362, 864, 32, 46068),
+    "H100-PCIe": (51, 378, 756, 2000, 64, 81559), "H100-SXM": (67, 494.7, 989.4, 3350, 450, 81559),
+    "H200": (67, 494.7, 989.4, 4800, 450, 143771), "B200": (75, 1125, 2250, 7700, 900, 183359),
+}  # fmt: skip
+
+
+def test_every_card_is_as_its_maker_states_it() -> None:
+    cards = read_cards()
+    assert set(cards) == set(STATED)
+    for name, (fp32, tf32, fp16, memory_rate, link, mib) in STATED.items():
+        card = cards[name]
+        found = (card.fp32, card.tf32, card.fp16, card.memory_rate, card.link_rate)
+        stated = (fp32 * 1e12, tf32 * 1e12, fp16 * 1e12, memory_rate * 1e9, link * 1e9)
+        assert found == pytest.approx(stated), name
+        assert card.memory == pytest.approx(mib * 2**20, abs=2**20), name
+        assert card.link == ("nvlink" if link >= 150 else "pcie")
+        half = 0 if name[:2] in ("V1", "T4") else card.fp16
+        assert card.bf16 == half, name
+
+
 @pytest.mark.parametrize(
     ("text", "name", "count", "nodes"),
     [("8xA5000", "A5000", 8, 1), ("1536xV100", "V100-16GB", 1536, 192),
@@ -55,8 +88,18 @@ def test_other_gpus_are_refused_with_what_there_is(text: str) -> None:
 
 
 def test_a_near_name_is_suggested() -> None:
-    with pytest.raises(ConfigError, match="did you mean A5000"):
+    with pytest.raises(ConfigError, match=r"did you mean A5000.*\? There are"):
         parse_gpus("8xA5001", read_cards())
+    with pytest.raises(ConfigError, match=r"no card 'zzz'\. There are"):
+        parse_gpus("zzz", read_cards())
+
+
+def test_a_file_may_name_a_known_card_by_its_alias(tmp_path: Path) -> None:
+    own = tmp_path / "cards.toml"
+    own.write_text("[a100]\nreaches = 0.5\n")
+    cards = read_cards(own)
+    assert set(cards) == set(read_cards())
+    assert parse_gpus("A100", cards).card.reaches == cards["A100-40GB"].reaches == 0.5
 
 
 def test_a_file_adds_cards_and_changes_known_ones(tmp_path: Path) -> None:
@@ -79,6 +122,9 @@ def test_a_file_adds_cards_and_changes_known_ones(tmp_path: Path) -> None:
     [('["MINE"]\nfp32 = 1\n', "missing"), ('["A5000"]\nspeed = 1\n', "unknown 'speed'"),
      ('["A5000"]\nfp32 = "fast"\n', "a number"), ('["A5000"]\nmemory_gb = 0\n', "positive"),
      ('["A5000"]\nfp32 = nan\n', "a number"), ('["A5000"]\nlink = "wifi"\n', "nvlink or pcie"),
+     ('["A5000"]\naliases = 5\n', "a list of names"),
+     ('["A5000"]\naliases = [1]\n', "a list of names"),
+     ('["A5000"]\naliases = "A"\n', "a list of names"),
      ('["A5000"]\nreaches = 0\n', "positive"), ("fp32 = 1\n", "no table"), ("[", "no TOML")],
 )  # fmt: skip
 def test_a_bad_file_is_refused_with_its_place(tmp_path: Path, text: str, told: str) -> None:

@@ -1,9 +1,13 @@
 """What to change: from facts alone, with what it should save."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
+import tyro
 
+from matinee.cli.common import parse
+from matinee.cli.train import TrainCommand
 from matinee.data.clips import ClipSpec
 from matinee.data.decode_cost import DecodeCost
 from matinee.errors import ConfigError
@@ -177,6 +181,71 @@ def test_what_changes_learning_is_marked():
     assert by_flag(found, "data.crops").learns
     assert by_flag(found, "speed.stages").learns
     assert not by_flag(found, "speed.compile").learns
+
+
+def test_larger_batches_of_pairs_pay_for_embedding_them_twice():
+    """Cut in two, each pair passes forwards once more: a third of what is computed now."""
+    pairs = replace(clip_ego4d("my.pack", "out"), speed=SpeedConfig())
+    pairs = replace(pairs, optim=replace(pairs.optim, accumulate=1))
+    stages = with_stage(compute=0.3, communication=0.4)
+    change = by_flag(suggest(facts(config=pairs, stages=stages, world=2)), "optim.batch_size")
+    assert change.saves == pytest.approx(0.4 / 2 - 0.3 / 3)
+    assert "twice" in change.why
+    cut = replace(pairs, optim=replace(pairs.optim, accumulate=2))  # they pass twice already
+    change = by_flag(suggest(facts(config=cut, stages=stages, world=2)), "optim.batch_size")
+    assert change.saves == pytest.approx(0.2)
+    stages = with_stage(compute=0.6, communication=0.3)  # a loss
+    found = suggest(facts(config=pairs, stages=stages, world=2))
+    assert by_flag(found, "optim.batch_size") is None
+
+
+def test_what_dividing_the_update_saves_is_not_known_before():
+    """For it sends weights in return."""
+    found = suggest(facts(stages=with_stage(compute=0.1, optimizer=0.3), world=4))
+    assert by_flag(found, "parallel.strategy").saves is None
+
+
+def many_facts():
+    """Runs that lack different things."""
+    stages = with_stage(storage=0.2, decode=0.2, h2d=0.2, compute=0.2, communication=0.2,
+                        optimizer=0.2, stragglers=0.2)  # fmt: skip
+    off = SpeedConfig(pinned=False, side_stream=False, fused=False, channels_last=False,
+                      recompute=1, tf32=False)  # fmt: skip
+    slow = replace(config(speed=off), clip=replace(config().clip, align=False))
+    base = facts(config=slow, stages=stages, world=2, gradient_bytes=1 << 20, bf16_s=0.1,
+                 precision="fp32", idle_cores=4, loading=loading(mode="threads"))  # fmt: skip
+    whole = replace(slow, parallel=ParallelConfig(strategy="fsdp"))
+    parts = replace(slow, optim=replace(slow.optim, accumulate=2),
+                    parallel=ParallelConfig(no_sync=False))  # fmt: skip
+    waits = DecodeCost(clips=100, bytes=10**8, read_s=9, decode_s=1, busy_s=10)
+    far = Stored("s3://b/p", PROFILE, 384, 288, remote=True)
+    return [
+        base, replace(base, config=whole), replace(base, config=parts, room=room(64, 1, 0, 0.0)),
+        replace(base, stored=far), replace(base, stored=far, loading=loading(cost=waits)),
+    ]  # fmt: skip
+
+
+def test_what_is_printed_can_be_typed():
+    """Each change's flags, as a shell splits them, through the parser of `matinee train`."""
+    typed = {}
+    for known in many_facts():
+        for change in suggest(known):
+            if change.flags:
+                typed.setdefault(tuple(change.flags.items()), (known.config, change))
+    flags = {flag for changed in typed for flag, _ in changed}
+    assert flags >= {
+        "speed.fused", "speed.pinned", "speed.side_stream", "speed.channels_last", "speed.tf32",
+        "speed.stages", "speed.recompute", "speed.compile", "speed.precision", "clip.align",
+        "data.workers", "data.crops", "data.cache", "data.mode", "parallel.hook",
+        "parallel.strategy", "parallel.bucket_mb", "parallel.no_sync", "optim.batch_size",
+    }  # fmt: skip
+    off = Change("x", "compute", 1, "model", "", flags={"speed.fused": False})
+    for before, change in [*typed.values(), (config(), off)]:
+        command = parse(
+            TrainCommand, shlex.split(change.how), "train tsm", default=TrainCommand(before),
+            config=(tyro.conf.AvoidSubcommands,),
+        )  # fmt: skip
+        assert command.config == change.apply(before)
 
 
 def test_every_proposed_setting_is_one_that_a_recipe_takes():

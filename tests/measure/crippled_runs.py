@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from matinee.data import transfer
 from matinee.data.clips import ClipSpec
 from matinee.measure.diagnose import diagnose as diagnosing
+from matinee.measure.diagnose.readings import Reading
+from matinee.measure.diagnose.stand import Stand
 from matinee.models.config import ModelConfig
 from matinee.tasks.classification import ClassificationTask
 from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainConfig
@@ -37,8 +40,12 @@ def small_config(pack, seed: int, *, size: int = 32, **data):
 
 def verdict_on(config: TrainConfig):
     """What `matinee diagnose` finds in few rounds; None on ranks other than 0."""
-    diagnosing._WORTH_TRYING = float("inf")  # steps in bf16 have no part in a verdict
-    found = diagnosing.diagnose(config, rounds=3, steps=2)
+    # Steps in bf16 and the loader alone have no part in a verdict.
+    with (
+        mock.patch.object(diagnosing, "_WORTH_TRYING", float("inf")),
+        mock.patch.object(Stand, "fetch", lambda self: Reading((1.0,))),
+    ):
+        found = diagnosing.diagnose(config, rounds=3, steps=2)
     return None if found is None else found.to_dict()
 
 

@@ -4,8 +4,10 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +16,17 @@ from crippled_runs import small_config
 
 from matinee.cli import main
 from matinee.cli.diagnose import bar
+from matinee.data.loader import ClipLoader
+from matinee.errors import ConfigError
+from matinee.measure import machine
+from matinee.measure.diagnose import gather, repack
+from matinee.measure.diagnose import stand as standing
 from matinee.measure.diagnose.changes import Change
 from matinee.measure.diagnose.diagnose import diagnose
 from matinee.measure.diagnose.repack import time_repacked
-from matinee.measure.diagnose.stand import open_stand
+from matinee.measure.diagnose.stand import Stand, open_stand
 from matinee.measure.diagnose.trial import try_changes
+from matinee.measure.plan.memory import RESERVE
 from matinee.pack.annotations import read_class_folders
 from matinee.pack.reading.reader import Pack
 from matinee.pack.writing.index import index_videos
@@ -42,7 +50,8 @@ def test_the_command_tells_and_writes_where_a_step_goes(clips_pack, tmp_path, ca
         "--json", tmp_path / "d.json", "--trace", tmp_path / "t.json",
     )  # fmt: skip
     assert status == 0
-    for part in ("A step of 2 clips took", "Where a step goes", "Loading a clip", "What to change"):
+    for part in ("A step of 2 clips took", "Where a step goes", "Loading a clip", "What to change",
+                 "waits for a decoder", "hand-off"):  # fmt: skip
         assert part in out
     found = json.loads((tmp_path / "d.json").read_text())
     assert found["verdict"]["text"] in out
@@ -81,6 +90,54 @@ def test_steps_leave_weights_and_working_decoders_alone(clips_pack):
         assert readings[2].cost.clips >= 2
         assert not readings[2].spans.get("forward")
         assert readings[0].span("data_wait") + readings[0].span("forward") <= readings[0].step_s
+
+
+def test_averaging_weights_is_part_of_the_update(clips_pack):
+    config = small_config(clips_pack, 0)
+    config = replace(config, optim=replace(config.optim, ema=0.99))
+    with open_stand(config, ALONE) as stand:
+        update = stand.ema.update
+
+        def slow_update(*args):
+            time.sleep(0.2)
+            update(*args)
+
+        stand.ema.update = slow_update
+        stand.steps = 2
+        assert stand.synthetic().span("optimizer") > 0.2
+
+
+def test_a_stand_that_cannot_be_built_closes_its_loader(clips_pack, monkeypatch):
+    closed, close = [], ClipLoader.close
+
+    def noting_close(self):
+        closed.append(self)
+        close(self)
+
+    def refuse(*args, **more):
+        raise ConfigError("no such network")
+
+    monkeypatch.setattr(ClipLoader, "close", noting_close)
+    monkeypatch.setattr(standing, "wrap", refuse)
+    with pytest.raises(ConfigError, match="no such network"):
+        open_stand(small_config(clips_pack, 0), ALONE)
+    assert len(closed) == 1
+
+
+def test_room_on_a_gpu_counts_its_context_once(monkeypatch):
+    """Free bytes leave it out already, and the prediction takes it from them."""
+    given = []
+    monkeypatch.setattr(machine, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(gather, "fit_batch", lambda config, free, *rest, **more: given.append(free))
+    for kind in ("cuda", "cpu"):
+        gather.find_room(
+            SimpleNamespace(
+                config=small_config("x.pack", 0), parts=2, precision="fp32",
+                ranks=SimpleNamespace(device=torch.device(kind), world=2, local_world=2),
+                setup=SimpleNamespace(vocabulary=SimpleNamespace(classes=())),
+            )
+        )  # fmt: skip
+    assert given == [1000 + RESERVE.context, 500]
 
 
 def test_images_are_diagnosed_without_decoders(tmp_path):
@@ -124,6 +181,61 @@ def test_a_change_is_tried_beside_the_run_as_it_is(clips_pack):
     assert "nothing that can be tried" in told[3].note
     assert turns[0][2] == "trying: two clips at a time"
     assert not Path("matinee-cache").exists()
+
+
+def test_products_are_those_of_the_run_that_is_measured(clips_pack, monkeypatch):
+    """Flags of the whole process: each turn sets its own, and they are as before at the end."""
+    seen, step = set(), Stand._step
+    products = torch.backends.cuda.matmul
+
+    def noting_step(self, *args):
+        seen.add((self.config.speed.tf32, products.allow_tf32))
+        step(self, *args)
+
+    monkeypatch.setattr(Stand, "_step", noting_step)
+    config = small_config(clips_pack, 0)
+    config = replace(config, speed=replace(config.speed, tf32=False))
+    flags = {"speed.tf32": True}
+    wrong = {"optim.batch_size": 64}
+    changes = [Change("x", "compute", None, "model", "", flags=f) for f in (flags, flags | wrong)]
+    with open_stand(config, ALONE) as stand:
+        for change in changes:
+            try_changes(stand, [change], None, 2, lambda *turn: None)
+            assert not products.allow_tf32
+    assert seen == {(False, False), (True, True)}
+
+
+def test_re_packing_compares_the_same_frames_of_the_same_videos(film, tmp_path, monkeypatch):
+    """Three videos of 40 frames: two fit into the time, and the begin of each is enough."""
+    for number, label in enumerate("aab"):
+        film(tmp_path / "films" / label / f"{number}.mp4", frames=40, options={"bf": "3"})
+    index_videos(
+        tmp_path / "i.pack", read_class_folders(tmp_path / "films", val_fraction=0), workers=1
+    )
+    setup = prepare(Pack(tmp_path / "i.pack"), small_config(tmp_path / "i.pack", 0), ALONE)
+    monkeypatch.setattr(repack, "_FRAMES", 20)
+    clock = iter([0.0, 0.4 * repack.LIMIT_S])
+    monkeypatch.setattr(repack, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    frames, make = [], repack._loader
+
+    def noting_loader(pack, clip):
+        frames.append([pack.info(row).num_frames for row in range(len(pack))])
+        return make(pack, clip)
+
+    monkeypatch.setattr(repack, "_loader", noting_loader)
+    settings = {"name": "layered", "stride": 4, "short_side": 32}
+    assert time_repacked(setup, settings, rounds=1).videos == 2
+    before, after = frames
+    assert before == after
+    assert len(before) == 2 and all(15 < count <= 20 for count in before)
+
+
+def test_a_cut_leaves_no_hole_in_time(monkeypatch):
+    """I P B B, P B B, …: not between a P and the Bs that are shown before it."""
+    times = [0, 3, 1, 2, 6, 4, 5, 9, 7, 8]
+    for frames, kept in ((6, 4), (7, 7), (8, 7)):
+        monkeypatch.setattr(repack, "_FRAMES", frames)
+        assert repack._cut_at(times) == kept
 
 
 def test_a_re_packing_is_timed_on_a_few_videos_and_leaves_nothing(film, tmp_path, monkeypatch):

@@ -94,6 +94,15 @@ def test_waiting_for_a_slow_rank_is_told_from_sending(tmp_path, own, comm, stage
         assert found.changes[0].what.startswith("rank 1 takes 590 ms longer")
 
 
+def test_costs_of_all_ranks_are_told_of_one(tmp_path):
+    """Three ranks decode 40 clips in 10 steps: each 4 a step on 2 decoders."""
+    each = {name: over(s, s, s) for name, s in SPANS.items()} | {"own": over(7.7, 7.7, 7.7)}
+    all_ranks = {name: 3 * value for name, value in LOADER.items()}
+    rows = [row(n, ranks=each, world=3, loader=all_ranks) for n in range(1, 8)]
+    told = diagnose_run(write(tmp_path / "run", rows)).details["loading"]
+    assert (told["decoders"], told["clips_a_step"]) == (2, pytest.approx(4))
+
+
 def test_saving_and_validating_belong_to_no_step():
     held = row(1, spans=SPANS | {"save": 100.0, "validate": 50.0},
                window={"steps": 10, "seconds": 108.0})  # fmt: skip

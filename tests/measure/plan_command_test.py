@@ -80,6 +80,18 @@ def test_stages_are_planned_one_by_one(capsys: pytest.CaptureFixture[str]) -> No
     assert plan["hours"] == pytest.approx(first["hours"] + last["hours"])
 
 
+def test_shorter_clips_of_early_stages_are_decoded_read_and_sent_as_such(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--gpus", "H200", "--optim.epochs", "2", "--speed.stages", "0.5=2x32")
+    whole = ("--gpus", "H200", "--optim.epochs", "2", "--clip.frames", "2", "--clip.size", "32")
+    for few in (("--cores", "0.01"), ("--disk-gb-s", "1e-6")):
+        first, last = planned(capsys, *flags, *few)["stages"]  # type: ignore[misc]
+        (short,) = planned(capsys, *whole, *few)["stages"]  # type: ignore[misc]
+        assert first["step"]["loader"] > 0 and first["step"]["rate"] > last["step"]["rate"]
+        assert first["step"]["rate"] == pytest.approx(short["step"]["rate"])
+
+
 def test_assumptions_and_cards_of_ones_own_count(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -130,7 +142,9 @@ def test_cards_are_listed_with_their_sources(capsys: pytest.CaptureFixture[str])
      ((*SMALL, "--gpus-per-node", "0"), "--gpus-per-node 0"),
      ((*SMALL, "--gpus", "V100", "--speed.precision", "bf16"), "no bf16 units"),
      ((*SMALL, "--assume.busy", "2"), "--assume.busy 2"),
-     ((*SMALL, "--data", "my.pack"), "leave out --data")],
+     ((*SMALL, "--data", "my.pack"), "--samples: for data without a pack"),
+     (("plan", "tsm", "--data", "my.pack", "--fps", "25", "--profile", "small", "--height", "200",
+       "--classes", "4"), "--fps, --profile, --height, --classes: for data without a pack")],
 )  # fmt: skip
 def test_what_cannot_be_planned_is_refused_in_a_line(
     capsys: pytest.CaptureFixture[str], args: tuple[str, ...], told: str

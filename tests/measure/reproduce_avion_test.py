@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 
 from matinee.cli import reproduce as command
 from matinee.errors import ConfigError, MissingExtra
+from matinee.measure.plan import published as planned
 from matinee.measure.plan import whole
 from matinee.measure.plan.batch import BatchPlan
 from matinee.measure.plan.cards import Fleet, read_cards
@@ -199,6 +202,19 @@ def small_plan() -> whole.Plan:
     return whole.plan_run(whole.Wish(config, fleet, places, classes=1, batch=batch))
 
 
+def test_a_predicted_run_is_none_of_those_that_tell_how_busy_devices_are(monkeypatch):
+    monkeypatch.setattr(planned, "_with_explicit_attention", lambda *args: None)
+    monkeypatch.setattr(planned, "compute_seconds", lambda *args: SimpleNamespace(total=1.0))
+    every = {run.what: run.published / run.predicted for run in planned.busy_runs()}
+    others = [busy for what, busy in every.items() if what != planned.VIDEOMAE]
+    assert len(others) == len(every) - 1
+    assert planned.busy_without(planned.VIDEOMAE) == statistics.median(others)
+    monkeypatch.setattr(predicted, "busy_without", {planned.VIDEOMAE: 0.5}.__getitem__)
+    monkeypatch.setattr(predicted, "predict_memory", lambda *args, **settings: None)
+    monkeypatch.setattr(predicted, "plan_run", lambda wish: wish)
+    assert predicted.videomae_plan().take.busy == 0.5
+
+
 def test_the_page_has_every_part_and_its_numbers(options, tmp_path, monkeypatch, capsys):
     plan = small_plan()
     monkeypatch.setattr(predicted, "avion_plan", lambda: plan)
@@ -223,6 +239,7 @@ def test_the_page_has_every_part_and_its_numbers(options, tmp_path, monkeypatch,
     assert data["augmentation"]["bytes_a_clip"] == {"float32 RGB": 49152, "8-bit I420": 6144}
     assert "data_wait" in next(iter(data["videomae"]["spans"].values()))
     assert "995" in page and "1536" in page and "2309.16669" in page
+    assert page.count("6.7×") == 2  # in the list of what was published and in its note alone
     assert (out / "avion-memory-tokens.png").stat().st_size > 1000
     assert "In short" in capsys.readouterr().out
 
@@ -269,6 +286,9 @@ def test_kept_footage_is_used_again(options, made):
     again = footage.make_footage(options, folder, lambda note: None)
     assert before and {p: p.stat().st_mtime_ns for p in folder.glob("*.mp4")} == before
     assert again.frames == made.frames and len(again.pack) == len(made.pack)
+    for other in ({"minutes": 2}, {"frames": 8}):
+        with pytest.raises(ConfigError, match="holds other footage"):
+            footage.make_footage(replace(options, **other), folder, lambda note: None)
 
 
 @pytest.mark.parametrize(("package", "extra"), [("decord", "bench"), ("timm", "train")])

@@ -27,6 +27,7 @@ from matinee.measure.plan.jitter import Jitter, Lognormal, Measured, Tailed
 from matinee.measure.plan.measured import read_all_reduce, read_steps
 from matinee.measure.plan.published import SINGLE_NODE_S, kinetics15, kinetics_job, kinetics_seconds
 from matinee.measure.plan.scaling import (
+    Exchange,
     Job,
     counts_to,
     predict_step,
@@ -202,6 +203,38 @@ def test_few_clips_take_as_long_as_their_operations_take_to_start() -> None:
     assert [p.compute for p in shared] == pytest.approx([0.064, 0.032, 0.02, 0.02, 0.02])
 
 
+def test_fewer_clips_have_fewer_micro_batches_and_gradients_the_last_ones_pass_to_hide_in() -> None:
+    # 64 clips in 8 micro-batches, an eighth of 0.8 of a step in each backward pass.
+    job = Job(64, 0.001, 0.0, 0.1, 1e8, 1e8 / 4, parts=8)
+    for clips, parts, backward in ((64, 8, 0.1), (16, 2, 0.4), (12, 2, 0.4), (4, 1, 0.8)):
+        fewer = job.with_clips(clips)
+        assert (fewer.clips, fewer.parts) == (clips, parts)
+        assert fewer.backward == pytest.approx(backward)
+    (shared,) = same_global_batch(job, NETWORK, SPREAD, [16], 64)
+    seconds, _ = all_reduce(16, 1e8 / 4, NETWORK)
+    assert shared.exposed == pytest.approx(exposed_seconds(0.8 * 0.004, 4, seconds))
+
+
+def test_what_else_travels_hides_behind_its_own_pass_or_behind_nothing() -> None:
+    plain = Job(64, 0.001, 0.0, 0.1, 1e8, 1e8 / 4, parts=4)
+    seconds, _ = all_reduce(16, 1e8 / 4, NETWORK)
+    alone = predict_step(plain, NETWORK, SPREAD, 16).exposed
+    for exchange, more in (
+        (Exchange("before the last", 1, 0.1, 1e8), 3 * exposed_seconds(0.0064, 4, seconds)),
+        (Exchange("each", 2, 0.05, 1e8, 0.5), 8 * exposed_seconds(0.0032, 4, seconds / 2)),
+        (Exchange("step", 1, 0.0, 1e8, 0.5), 4 * seconds / 2),
+    ):
+        job = replace(plain, exchanges=(exchange,))
+        assert predict_step(job, NETWORK, SPREAD, 16).exposed == pytest.approx(alone + more)
+        assert predict_step(job, NETWORK, SPREAD, 1).exposed == 0
+
+
+def test_a_shared_update_is_divided_by_the_ranks() -> None:
+    job = Job(1, 0.1, 0.01, 0.5, 1e6, 1e6, shared_seconds=0.08)
+    assert predict_step(job, NETWORK, SPREAD, 1).compute == pytest.approx(0.19)
+    assert predict_step(job, NETWORK, SPREAD, 8).compute == pytest.approx(0.12)
+
+
 def test_a_step_of_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="positive"):
         Job(0, 0.1, 0.0, 0.5, 1e6, 1e6)
@@ -230,6 +263,8 @@ def test_measured_files_stand_in_for_assumptions(tmp_path: Path) -> None:
         "{}",
         "{",
         '{"fits": []}',
+        '{"fits": [1, 2]}',
+        '{"fits": 1, "measured": [1]}',
         '{"step_seconds": ["x"]}',
         '{"step_seconds": [0]}',
     ):

@@ -10,10 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from matinee.errors import ConfigError
 from matinee.measure.plan.assumptions import Assumptions
-from matinee.measure.plan.cards import read_cards
+from matinee.measure.plan.batch import Strategy
+from matinee.measure.plan.cards import Fleet, read_cards
+from matinee.measure.plan.data_side import typical_footage
 from matinee.measure.plan.published import AVION_PUBLISHED, avion_hours, avion_plan
 from matinee.measure.plan.step_time import compute_seconds, update_bytes
-from matinee.measure.plan.whole import plan_run, sensitivity
+from matinee.measure.plan.whole import Wish, exchanged, plan_run, sensitivity, variations
 from matinee.measure.plan.work import count_work
 from matinee.models.build import build_video_model
 from matinee.models.config import Frames, Joint
@@ -21,6 +23,7 @@ from matinee.models.measure import model_cost
 from matinee.recipes import RECIPES
 from matinee.tasks.config import ClipTextConfig, ContrastiveConfig
 from matinee.training.config import TrainConfig
+from matinee.training.precision import Precision
 
 TAKE = Assumptions()
 CARDS = read_cards()
@@ -135,9 +138,64 @@ def test_a_feature_cache_passes_forwards_twice() -> None:
 def test_an_update_moves_what_its_optimizer_keeps() -> None:
     config = replace(small(), optim=replace(small().optim, clip_norm=None))
     work = count_work(config, micro_batch=1, precision="fp32", classes=5)
-    assert update_bytes(work, config) == 20 * work.parameters  # gradient; weight, momentum twice
+    # gradient; weight, momentum twice
+    assert update_bytes(work, config) == (20 * work.parameters, 0)
     adam = replace(config, optim=replace(config.optim, name="adamw", ema=0.9, clip_norm=1.0))
-    assert update_bytes(work, adam) == (28 + 12 + 12) * work.parameters
+    assert update_bytes(work, adam) == ((28 + 12 + 12) * work.parameters, 0)
+
+
+def test_ranks_divide_an_update_with_zero1_and_fsdp() -> None:
+    adam = replace(small(), optim=replace(small().optim, name="adamw", ema=0.9, clip_norm=1.0))
+    work = count_work(adam, micro_batch=1, precision="fp32", classes=5)
+    seconds = {}
+    for strategy, each, shared in (("ddp", 52, 0), ("zero1", 24, 28), ("fsdp", 0, 52)):
+        config = replace(adam, parallel=replace(adam.parallel, strategy=strategy))
+        assert update_bytes(work, config) == (each * work.parameters, shared * work.parameters)
+        found = compute_seconds(work, config, CARDS["A5000"], "fp32", TAKE, 1, 4)
+        rate = CARDS["A5000"].memory_rate * TAKE.bandwidth_efficiency
+        seconds[strategy] = found.update * rate / work.parameters
+    assert seconds == pytest.approx({"ddp": 52, "zero1": 24 + 28 / 4, "fsdp": 52 / 4})
+
+
+@pytest.mark.parametrize(
+    ("strategy", "no_sync", "precision", "sent", "more"),
+    [
+        ("ddp", True, "bf16", 1.0, ()),
+        ("ddp", False, "bf16", 1.0, (("before the last", 3, "backward", 1.0),)),
+        ("zero1", True, "bf16", 1.0, (("step", 1, "nothing", 0.5),)),
+        # Weights of a step in bfloat16 are half of the gradients' bytes.
+        ("fsdp", True, "bf16", 0.75,
+         (("each", 4, "forward", 0.25), ("before the last", 3, "backward", 0.25))),
+        ("fsdp", True, "fp32", 1.0,
+         (("each", 4, "forward", 0.5), ("before the last", 3, "backward", 0.5))),
+        ("fsdp", False, "bf16", 0.75,
+         (("each", 4, "forward", 0.25), ("before the last", 3, "backward", 0.75))),
+    ],
+)  # fmt: skip
+def test_what_ranks_exchange_follows_from_the_strategy(
+    strategy: Strategy, no_sync: bool, precision: Precision, sent: float,
+    more: tuple[tuple[str, int, str, float], ...],
+) -> None:  # fmt: skip
+    config, parts = small(), 4
+    config = replace(config, parallel=replace(config.parallel, strategy=strategy, no_sync=no_sync))
+    work = count_work(config, micro_batch=8, precision=precision, classes=5)
+    done = compute_seconds(work, config, CARDS["A100-40GB"], precision, TAKE, parts, 8)
+    beside = {"nothing": 0.0, "forward": done.forward / done.total,
+              "backward": done.backward / done.total}  # fmt: skip
+    found_sent, found = exchanged(config, work, done, precision, parts)
+    assert found_sent == sent
+    told = [(e.when, e.count(parts), e.beside, e.size * e.share / work.gradient_bytes)
+            for e in found]  # fmt: skip
+    assert told == [(when, count, beside[of], part) for when, count, of, part in more]
+
+
+def test_sensitivity_stays_within_what_assumptions_may_be() -> None:
+    config = replace(small(), optim=replace(small().optim, batch_size=8))
+    footage = typical_footage(1000, 1, fps=30, profile="small", height=288, stride=4)
+    take = replace(TAKE, slowest=1.0, slowest_of=2.0)
+    wish = Wish(config, Fleet(CARDS["A5000"], 2, 2), footage, take)
+    pairs = {name: (low.take, high.take) for name, low, high in variations(wish, 0.1)}
+    assert [t.slowest_of for t in pairs["slowest_of"]] == [2.0, pytest.approx(2.2)]
 
 
 def test_a_card_without_the_units_is_refused() -> None:

@@ -227,6 +227,37 @@ def test_images_are_shown_as_they_are(tmp_path):
     assert ("div", {"class": "cards"}) in page.tags
 
 
+@pytest.mark.parametrize("key", ["sample", "index", "label", "predicted", "probability"])
+def test_a_prediction_that_is_not_whole_is_damaged(tmp_path, pack, key):
+    damaged(write_run(tmp_path / "run", pack, evaluated=True), key, None, f"1 has no '{key}'")
+
+
+@pytest.mark.parametrize(
+    "key, value, said",
+    [
+        ("sample", None, "1 has no 'sample'"), ("index", "4", "'index', or one of another type"),
+        ("text", None, "1 has no 'text'"), ("rank", None, "1 has no 'rank'"),
+        ("nearest", None, "1 has no 'nearest'"),
+        ("nearest", "val/x.mp4", "'val/x.mp4' is nearest to a caption and no sample"),
+    ],
+)  # fmt: skip
+def test_a_caption_that_is_not_whole_is_damaged(tmp_path, pack, key, value, said):
+    damaged(write_retrieval(tmp_path / "run", pack, ranks=(1, 2, 1, 3)), key, value, said)
+
+
+def damaged(run, key, value, said):
+    """The second prediction has another value of `key`, or none: the page is refused."""
+    file = run / "eval-val-1x1.json"
+    held = json.loads(file.read_text())
+    del held["predictions"][1][key]
+    if value is not None:
+        held["predictions"][1][key] = value
+    file.write_text(json.dumps(held))
+    with pytest.raises(ConfigError, match=rf"eval-val-1x1\.json .* is damaged: .*{said}"):
+        write_report(run / "r.html", [run])
+    assert not (run / "r.html").exists()
+
+
 def test_an_evaluation_without_its_headline_is_damaged(tmp_path, pack):
     run = write_retrieval(tmp_path / "run", pack, ranks=(1, 1, 1, 1))
     file = run / "eval-val-1x1.json"

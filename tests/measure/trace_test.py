@@ -117,7 +117,7 @@ def test_nothing_is_taken_down_unless_asked_for(clips_pack):
             pass
         loader._drain()
         assert loader.take_costs() != DecodeCost()
-    assert trace.stretches == []
+    assert not trace.stretches
 
 
 def test_ranks_have_processes_of_their_own(tmp_path):

@@ -8,8 +8,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from matinee.data.clips import ClipSpec
+from matinee.data.decode_cost import DecodeCost
 from matinee.data.loader import ClipLoader
 from matinee.errors import ConfigError, MatineeError
+from matinee.measure.diagnose import trace
+from matinee.measure.diagnose import watch as watching
 from matinee.measure.diagnose.watch import Watch
 from matinee.media import decode
 from matinee.pack.reading import storage
@@ -100,6 +103,33 @@ def test_of_a_clip_loader_storage_and_decode_are_told_apart(clips_pack, monkeypa
     assert {"storage", "decode", "h2d", "compute"} <= set(found.stages)
     assert found.details["loading"]["frames_used"] > 0
     assert found.step.clips == 2
+
+
+def test_what_decoders_did_in_forgotten_steps_is_forgotten(clips_pack, monkeypatch):
+    monkeypatch.setattr(watching, "_KEPT", 3)
+    monkeypatch.setattr(
+        ClipLoader, "take_costs", lambda self: DecodeCost(clips=2, read_s=0.1, busy_s=0.4)
+    )
+    with (
+        ClipLoader(Pack(clips_pack), split="train", clip=SPEC, batch_size=2, workers=1,
+                   mode="threads") as loader,
+        Watch(warm_up=1) as watch,
+    ):  # fmt: skip
+        run(watch, loader, forward=0.001)
+    found = watch.diagnosis()
+    assert found.step.count == 3
+    told = found.details["loading"]
+    assert (told["clips_a_step"], told["busy_ms"]) == (2, pytest.approx(200))
+    assert found.stages["decode"] == pytest.approx(3 * found.stages["storage"])
+
+
+def test_a_long_trace_keeps_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "KEPT", 9)
+    with Watch(warm_up=1, trace=tmp_path / "t.json") as watch:
+        run(watch, range(20), forward=0.0005)
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    names = [event["name"] for event in events if event["ph"] == "X"]
+    assert len(names) == 9 and "step 19" in names and "step 0" not in names
 
 
 def test_without_spans_the_rest_is_compute_and_a_note_says_so():

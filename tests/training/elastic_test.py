@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torchrun import run_ranks
+from untimed import untimed
 
 from matinee.data.clips import ClipSpec
 from matinee.models.config import ModelConfig
@@ -35,11 +36,6 @@ def runs(clips_pack, tmp_path_factory):
     job = {"config": settings(clips_pack, root / "killed").to_dict(), "kill_at": 5}
     said = run_ranks(2, [job], root, max_restarts=1)
     return root, said
-
-
-def untimed(out):
-    left_out = ("spans", "clips_per_s")
-    return [{k: v for k, v in row.items() if k not in left_out} for row in RunFolder(out).rows()]
 
 
 def test_the_run_ends_with_the_same_losses_and_metrics(runs):

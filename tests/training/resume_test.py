@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from untimed import untimed
 
 from matinee.data.clips import ClipSpec
 from matinee.errors import ClipError, ConfigError, MatineeError
@@ -50,10 +51,6 @@ def losses(out: Path) -> list[tuple[int, float, float]]:
     return [(row["step"], row["loss"], row["lr"]) for row in rows if row["kind"] == "train"]
 
 
-def without_times(rows):
-    return [{k: v for k, v in r.items() if k not in ("spans", "clips_per_s")} for r in rows]
-
-
 @pytest.fixture(scope="module")
 def whole(clips_pack, tmp_path_factory):
     """The undisturbed run."""
@@ -74,7 +71,7 @@ def test_a_run_stopped_at_any_step_resumes_to_identical_losses_and_weights(
     assert train(settings(clips_pack, out), resume=True).stopped == ""
     assert losses(out) == losses(whole)
     ours, theirs = RunFolder(out), RunFolder(whole)
-    assert without_times(ours.rows()) == without_times(theirs.rows())
+    assert untimed(out) == untimed(whole)
     a, b = ours.load_checkpoint()["state"], theirs.load_checkpoint()["state"]
     for key, value in b["model"].items():
         assert torch.equal(a["model"][key], value), key
@@ -285,7 +282,7 @@ def test_a_stop_during_validation_validates_again_when_resumed(clips_pack, whole
     result = train(settings(clips_pack, out), progress=StopInValidation())
     assert result.stopped == "SIGTERM" and result.steps == 3 and result.epochs == 0
     train(settings(clips_pack, out), resume=True)
-    assert without_times(RunFolder(out).rows()) == without_times(RunFolder(whole).rows())
+    assert untimed(out) == untimed(whole)
 
 
 @pytest.mark.parametrize("stop", [2, 4])
@@ -302,7 +299,7 @@ def test_sums_between_log_lines_survive_a_stop(clips_pack, tmp_path, stop):
         if name == "stopped":
             assert train(config, progress=StopAt(stop)).steps == stop
         train(config, resume=name == "stopped")
-        found.append(without_times(RunFolder(tmp_path / name).rows()))
+        found.append(untimed(tmp_path / name))
     assert found[0] == found[1]
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from untimed import untimed
 
 from matinee.data.clips import ClipSpec
 from matinee.errors import ConfigError
@@ -108,11 +109,6 @@ class StopAt(Silent):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def rows(out):
-    left_out = ("spans", "clips_per_s")
-    return [{k: v for k, v in row.items() if k not in left_out} for row in RunFolder(out).rows()]
-
-
 @pytest.mark.parametrize("kind", MODELS)
 def test_stages_change_clips_batches_and_rates_and_resume_exactly(
     clips_pack, tmp_path, monkeypatch, kind
@@ -132,7 +128,7 @@ def test_stages_change_clips_batches_and_rates_and_resume_exactly(
     result = train(settings(clips_pack, whole, kind))
     assert result.steps == 4 + 6 and result.epochs == 4
     assert seen == [(3, 3, 2, 32, 32)] * 8 + [(2, 3, 4, 48, 48)] * 12
-    logged = [row for row in rows(whole) if row["kind"] == "train"]
+    logged = [row for row in untimed(whole) if row["kind"] == "train"]
     assert [row["lr"] for row in logged] == pytest.approx([0.03] * 4 + [0.02] * 6)
     assert [row["epoch"] for row in logged][:5] == pytest.approx([0.5, 1, 1.5, 2, 2 + 1 / 3])
     wanted = RunFolder(whole).load_checkpoint()["state"]
@@ -140,7 +136,7 @@ def test_stages_change_clips_batches_and_rates_and_resume_exactly(
         out = tmp_path / f"{stop}"
         assert train(settings(clips_pack, out, kind), progress=StopAt(stop)).steps == stop
         train(settings(clips_pack, out, kind), resume=True)
-        assert rows(out) == rows(whole)
+        assert untimed(out) == untimed(whole)
         found = RunFolder(out).load_checkpoint()["state"]
         for name, value in wanted["model"].items():
             assert torch.equal(found["model"][name], value), name

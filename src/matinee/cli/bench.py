@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 
 from matinee.cli.common import counting, parse
-from matinee.cli.result import keep_result, show_result
+from matinee.cli.result import check_folder, keep_result, show_result
 from matinee.errors import ConfigError
 
 BENCHMARKS = {
@@ -32,6 +32,7 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError(f"no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
     module = importlib.import_module(f"matinee.measure.bench.{name}")
     options = parse(module.Options, args[1:], f"bench {name}")
+    check_folder(options.out)
     with counting(f"measuring {name}") as step:
         result = module.measure(options, on_step=step)
     show_result(result)
@@ -47,5 +48,6 @@ def _usage() -> str:
         "Measures this machine. What is compared takes turns, so that a noisy machine disturbs\n"
         "all alike; tables show medians with quartiles. Each writes a page, its plots (PNG and\n"
         "SVG) and NAME.json with all numbers and the machine into --out. Defaults take about a\n"
-        "minute on two cores; --full measures the sizes that papers print.\n\n" + rows
+        "minute on two cores, but for ablation, which trains. --full takes longer: the sizes that\n"
+        "papers print, more turns, or whole training, as each one's help says.\n\n" + rows
     )

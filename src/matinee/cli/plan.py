@@ -41,14 +41,14 @@ class PlanCommand:
     """Samples of an epoch where there is no pack yet: 240000, 240k or 4M."""
     hours: float | None = None
     """Hours of video where there is no pack yet, for its storage."""
-    fps: float = 30.0
-    """Frames a second of that video."""
-    profile: Literal["small", "layered", "intra"] = "layered"
-    """How that video would be packed."""
-    height: int = 288
-    """Short side of its pictures in the pack, in pixels."""
-    classes: int = 400
-    """Classes of that data, for classification."""
+    fps: float | None = None
+    """Frames a second of that video. Default: 30."""
+    profile: Literal["small", "layered", "intra"] | None = None
+    """How that video would be packed. Default: layered."""
+    height: int | None = None
+    """Short side of its pictures in the pack, in pixels. Default: 288."""
+    classes: int | None = None
+    """Classes of that data, for classification. Default: 400."""
     cores: float | None = None
     """Cores of each machine that decode. Default: as many as it takes, which is told."""
     disk_gb_s: float | None = None
@@ -58,7 +58,7 @@ class PlanCommand:
     """Of a GPU for an hour, in any currency."""
     jitter: str | None = None
     """How unequal the steps of ranks are: lognormal:0.1, or a JSON file with measured steps
-    (`matinee bench scaling`, `matinee diagnose`). Default: --assume.jitter and --assume.slowest."""
+    (`matinee bench scaling`). Default: --assume.jitter and --assume.slowest."""
     all_reduce: Path | None = None
     """JSON of `matinee bench allreduce`: its α and β stand for the links within a machine."""
     assume: Assumptions = field(default_factory=Assumptions)
@@ -70,7 +70,7 @@ class PlanCommand:
             value = getattr(self, name)
             if value is not None and not 0 < value < 1e12:
                 raise ConfigError(f"--{name.replace('_', '-')} {value}: a positive number")
-        if self.classes < 1:
+        if self.classes is not None and self.classes < 1:
             raise ConfigError(f"--classes {self.classes}: at least 1")
 
 
@@ -84,6 +84,8 @@ class CardsCommand:
     """Write them to this file; - for standard output."""
 
 
+_UNPACKED = ("samples", "hours", "fps", "profile", "height", "classes")
+"""Options that describe data without a pack; a pack tells them itself."""
 _WHAT = """What a run needs before it is rented: memory of a GPU and the batch that fits, time of a
 step and what binds it, cores for decoding, storage and bandwidth, hours, money, and how it scales
 to 10,000 GPUs. Needs no GPU, and no data with --samples (and --hours). With --out FOLDER it writes
@@ -137,18 +139,22 @@ def _wish(command: PlanCommand) -> Wish:
 def _footage(command: PlanCommand) -> tuple[Footage, int]:
     config = command.config
     if config.data.path:
-        if command.samples is not None or command.hours is not None:
-            raise ConfigError("--samples and --hours are for data without a pack: leave out --data")
+        given = [name for name in _UNPACKED if getattr(command, name) is not None]
+        if given:
+            flags = ", ".join(f"--{name}" for name in given)
+            raise ConfigError(f"{flags}: for data without a pack; leave out that, or --data")
         return packed_footage(config)
     if command.samples is None:
         raise ConfigError(
             "give --data PACK, or --samples (and --hours) of data that is not packed yet"
         )
     footage = typical_footage(
-        _count(command.samples), command.hours, fps=command.fps, profile=command.profile,
-        height=command.height, stride=min(16, config.clip.stride),
+        _count(command.samples), command.hours,
+        fps=30.0 if command.fps is None else command.fps, profile=command.profile or "layered",
+        height=288 if command.height is None else command.height,
+        stride=min(16, config.clip.stride),
     )  # fmt: skip
-    return footage, command.classes
+    return footage, command.classes or 400
 
 
 def _count(text: str) -> int:

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Sequence
 
 from matinee.cli.common import counting, parse
-from matinee.cli.result import keep_result, show_result
+from matinee.cli.result import check_folder, keep_result, show_result
 from matinee.errors import ConfigError
 
 PAPERS = {
@@ -24,6 +24,7 @@ def main(args: Sequence[str]) -> int:
         raise ConfigError(f"no paper {args[0]!r}; there are: {', '.join(PAPERS)}")
     module = importlib.import_module(f"matinee.measure.reproduce.{args[0]}")
     options = parse(module.Options, args[1:], f"reproduce {args[0]}")
+    check_folder(options.out)
     with counting(f"reproducing {args[0]}") as step:
         result = module.reproduce(options, on_step=step)
     show_result(result)

@@ -40,7 +40,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Result:
-    """A whole measurement. `data` holds its numbers for programs, as JSON can."""
+    """A whole measurement. `data` holds its numbers for programs, as JSON can; `benchmark` and
+    `machine` are no keys of it, for `write_result` adds these.
+    """
 
     name: str
     title: str
@@ -60,10 +62,13 @@ def write_result(result: Result, folder: Path, *, packages: Sequence[str] = ("to
 
     Raises:
         MissingExtra: matplotlib is not installed.
+        ValueError: the result has a key that is added here.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    data = {"measured": result.name, "machine": machine.describe("matinee", *packages)}
+    data = {"benchmark": result.name, "machine": machine.describe("matinee", *packages)}
+    if taken := sorted(data.keys() & result.data.keys()):
+        raise ValueError(f"{result.name}: the keys {taken} of its data are added to every result")
     data |= result.data
+    folder.mkdir(parents=True, exist_ok=True)
     dumped = json.dumps(data, indent=1, allow_nan=False)
     write_whole(folder / f"{result.name}.json", (dumped + "\n").encode())
     for part in result.parts:

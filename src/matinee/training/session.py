@@ -101,7 +101,8 @@ class Session:
         state.recent[state.step] = (bad, stepped.samples)
         self.norm = stepped.norm
         if state.ema is not None and not stepped.skipped:
-            state.ema.update(state.model, state.updates)
+            with self.runner.spans("optimizer"):
+                state.ema.update(state.model, state.updates)
         state.skipped += stepped.skipped
         state.clips += stepped.clips
         self.clips += stepped.clips

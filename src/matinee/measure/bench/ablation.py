@@ -46,8 +46,8 @@ class Options:
     """Folder of the page, the JSON, and the finished runs."""
     levers: tuple[str, ...] = ("GA", "AMP", "PM")
     """What is turned on and off."""
-    epochs: int = 3
-    """Of each run; the first is not timed where there are more."""
+    epochs: int | None = None
+    """Of each run; the first is not timed where there are more. Default: 3."""
     seeds: int = 2
     """How many runs each cell has."""
     batch_size: int | None = None
@@ -57,11 +57,17 @@ class Options:
     tiny: bool = False
     """The recipe's small form, to try the command: what it measures means nothing."""
     full: bool = False
-    """As many epochs as the recipe has, instead of --epochs."""
+    """As many epochs as the recipe has."""
     turns: bool = True
     """Train the cells of a seed side by side, an epoch each in turn, so that a slow minute of the
     machine meets all of them. Takes the memory of all cells at once. Packs of video are always
     trained one run after the other: their decoders would work ahead during others' turns."""
+
+    def __post_init__(self) -> None:
+        if self.full and self.epochs is not None:
+            raise ConfigError(
+                f"--full takes the recipe's epochs, and --epochs {self.epochs} others: choose one"
+            )
 
 
 def measure(options: Options, *, on_step: Callable[[int, int, str], None]) -> Result:
@@ -71,8 +77,12 @@ def measure(options: Options, *, on_step: Callable[[int, int, str], None]) -> Re
         ConfigError: no such recipe, lever or setting; other settings than what is in the folder.
         MatineeError: a run failed; those that were finished are kept.
     """
-    plan = make_plan(_config(options), options.levers, epochs=options.epochs, seeds=options.seeds,
-                     turns=options.turns, full=options.full)  # fmt: skip
+    config = _config(options)
+    epochs = 3 if options.epochs is None else options.epochs
+    plan = make_plan(
+        config, options.levers, epochs=config.optim.epochs if options.full else epochs,
+        seeds=options.seeds, turns=options.turns,
+    )  # fmt: skip
     done = 0
 
     def tell(units: int, what: str) -> None:
@@ -111,7 +121,6 @@ def make_plan(
     epochs: int,
     seeds: int,
     turns: bool,
-    full: bool = False,
 ) -> Plan:
     """The grid of a config on this machine.
 
@@ -128,10 +137,17 @@ def make_plan(
         )
     pictures = isinstance(config.data.open(), ImageSet)
     gpu = pick_device(config.run.device).type == "cuda"
-    bf16 = not gpu or torch.cuda.is_bf16_supported()
+    bf16 = torch.cuda.is_bf16_supported() if gpu else has_bf16(Path("/proc/cpuinfo").read_text())
     place = Place(gpu, bf16, pictures, resident=gpu and pictures and config.data.resident)
     read = read_levers(levers, config, place)
-    return Plan(
-        config, read, grid(read), config.optim.epochs if full else epochs,
-        tuple(range(seeds)), turns and pictures,
-    )  # fmt: skip
+    return Plan(config, read, grid(read), epochs, tuple(range(seeds)), turns and pictures)
+
+
+def has_bf16(cpuinfo: str) -> bool:
+    """Whether a processor multiplies bf16 by itself, from the flags in its /proc/cpuinfo."""
+    lines = (line.partition(":") for line in cpuinfo.splitlines())
+    flags = {
+        flag for name, _, held in lines if name.strip() in ("flags", "Features")  # x86, ARM
+        for flag in held.split()
+    }  # fmt: skip
+    return bool(flags & {"amx_bf16", "avx512_bf16", "bf16"})

@@ -3,6 +3,11 @@
 Two folders' worth of facts: `runs/CELL-seedN.json` holds a finished run with the settings it was
 made with. A run that is there with the same settings is not run again; one with other settings is
 refused, so that a table never mixes the two.
+
+# Note [Sittings]
+A grid that is gone on with was measured in several sittings, one a call of `run_grid`, maybe days
+apart. Cells of a seed took turns only with those of the same sitting: each run keeps the name of
+its own, and the page says which ratios cross sittings.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +58,13 @@ class Plan:
 @dataclass(frozen=True)
 class Run:
     """A finished run. Seconds and loss of each epoch; peak memory of training, and what was held
-    before its first step, in bytes; accuracy and F1 on the held-out split, from 0 to 1.
+    before its first step, in bytes; accuracy and F1 on the held-out split, from 0 to 1. `sitting`:
+    when that began, UTC. See Note [Sittings].
     """
 
     cell: str
     seed: int
+    sitting: str
     device: str
     precision: str
     clips: int
@@ -88,6 +96,7 @@ def run_grid(plan: Plan, folder: Path, tell: Callable[[int, str], None]) -> tupl
         for cell in plan.measured:
             kept[cell.name, seed] = _kept(plan, cell, seed, folder)
     folder.mkdir(parents=True, exist_ok=True)
+    sitting = datetime.now(UTC).isoformat()
     for number, seed in enumerate(plan.seeds):
         missing = [cell for cell in plan.measured if kept[cell.name, seed] is None]
         done = len(plan.measured) - len(missing)
@@ -96,7 +105,7 @@ def run_grid(plan: Plan, folder: Path, tell: Callable[[int, str], None]) -> tupl
         first = number % max(1, len(missing))
         order = missing[first:] + missing[:first]
         for group in [order] if plan.turns else [[cell] for cell in order]:
-            for run in _run_side_by_side(plan, group, seed, tell):
+            for run in _run_side_by_side(plan, group, seed, sitting, tell):
                 kept[run.cell, seed] = run
                 _keep(plan, run, folder)
     wanted = [kept[cell.name, seed] for seed in plan.seeds for cell in plan.measured]
@@ -104,7 +113,7 @@ def run_grid(plan: Plan, folder: Path, tell: Callable[[int, str], None]) -> tupl
 
 
 def _run_side_by_side(
-    plan: Plan, cells: Sequence[Cell], seed: int, tell: Callable[[int, str], None]
+    plan: Plan, cells: Sequence[Cell], seed: int, sitting: str, tell: Callable[[int, str], None]
 ) -> list[Run]:
     """An epoch of each in turn, in an order that rotates."""
     with ExitStack() as stack:
@@ -125,6 +134,7 @@ def _run_side_by_side(
                 Run(
                     cell=cell.name,
                     seed=seed,
+                    sitting=sitting,
                     device=fact["device"],
                     precision=fact["precision"],
                     clips=rows[0]["clips"],

@@ -5,9 +5,9 @@ A lever is one setting with two values. All cells share all other settings, so t
 between two cells is the lever's. Accumulation keeps the global batch and divides the micro-batch:
 as many updates from as many clips, only fewer activations at a time. (Batch normalisation sees
 micro-batches, so what it learns does change.) Mixed precision computes products in bf16, or in
-fp16 with a scaled loss where a GPU has no bf16. Pinned memory changes the memory that copies start
-from and nothing else: all cells copy alike, clips on a stream of their own, pictures on the
-step's.
+fp16 with a scaled loss where a GPU has no bf16. A processor without bf16 units emulates them, so
+that its time says nothing of a GPU's. Pinned memory changes the memory that copies start from and
+nothing else: all cells copy alike, clips on a stream of their own, pictures on the step's.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ from matinee.errors import ConfigError
 from matinee.training.config import TrainConfig
 from matinee.training.search.dimensions import get_field, read_value, write_value
 from matinee.training.search.space import put
+from matinee.training.show.trackers import flat
 from matinee.training.speed import SpeedConfig
 
 NONE = "none"
 NO_GPU = "unmeasurable without a GPU"
+EMULATED = (
+    "this processor has no bf16 units and emulates them, so that its time in bf16 says nothing of "
+    "a GPU's"
+)
 _ON_GPUS_ONLY = ("speed.pinned", "speed.side_stream", "speed.tf32")
 _MICRO_BATCHES = 4
 
@@ -34,7 +39,8 @@ _MICRO_BATCHES = 4
 class Lever:
     """One `field` of the config with its values `off` and `on`.
 
-    `cannot` says why it can't show where it is measured; "" if it can.
+    `cannot` says why it can't show where it is measured; "" if it can. `caution`: what its figures
+    must not be taken for; "" if nothing is to be said.
     """
 
     name: str
@@ -42,6 +48,7 @@ class Lever:
     off: Any
     on: Any
     cannot: str = ""
+    caution: str = ""
 
     @property
     def about(self) -> str:
@@ -62,8 +69,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an ablation runs: on a GPU with or without bf16 units, on an image set (`pictures`)
-    that lies there (`resident`).
+    """Where an ablation runs: on a GPU or a CPU, with or without bf16 units, on an image set
+    (`pictures`) that lies there (`resident`).
     """
 
     gpu: bool = False
@@ -97,10 +104,13 @@ def _read(text: str, config: TrainConfig, place: Place) -> Lever:
             raise ConfigError(f"{said}: micro-batches of a step, 2 or more")
         return Lever(name, "optim.accumulate", 1, parts)
     if name == "AMP":
-        fast = value if equals else "bf16" if place.bf16 else "fp16"
+        fast = value if equals else "bf16" if place.bf16 or not place.gpu else "fp16"
         if fast not in ("bf16", "fp16"):
             raise ConfigError(f"{said}: bf16 or fp16")
-        return Lever(name, "speed.precision", "fp32", fast, _cannot("speed.precision", place))
+        return Lever(
+            name, "speed.precision", "fp32", fast, _cannot("speed.precision", place),
+            _caution(fast, place),
+        )  # fmt: skip
     if name == "PM":
         if equals:
             raise ConfigError(f"{said}: PM takes no value")
@@ -123,8 +133,13 @@ def _speed_field(name: str, value: str, config: TrainConfig, place: Place, said:
     if on == off:
         raise ConfigError(f"{said}: the recipe has this value already, so nothing would change")
     return Lever(
-        field.replace("_", "-"), f"speed.{field}", off, on, _cannot(f"speed.{field}", place)
-    )
+        field.replace("_", "-"), f"speed.{field}", off, on, _cannot(f"speed.{field}", place),
+        _caution(on, place) if field == "precision" else "",
+    )  # fmt: skip
+
+
+def _caution(precision: Any, place: Place) -> str:
+    return EMULATED if precision == "bf16" and not (place.bf16 or place.gpu) else ""
 
 
 def _cannot(field: str, place: Place) -> str:
@@ -192,20 +207,9 @@ def changed(config: TrainConfig, texts: Sequence[str]) -> TrainConfig:
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Settings that differ, as "name before → now", by dotted names."""
-    old, new = flat(before), flat(now)
+    old, new = flat(dict(before)), flat(dict(now))
     return [
         f"{name} {old.get(name)} → {new.get(name)}"
         for name in dict.fromkeys((*old, *new))
         if old.get(name) != new.get(name)
     ]
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value
-    return found

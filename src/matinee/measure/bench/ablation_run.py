@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ import torch
 from matinee.data.epochs import EpochLoader
 from matinee.errors import ConfigError, MatineeError
 from matinee.evaluation.run import evaluate_task
+from matinee.measure.process import held_bytes, peak_bytes, reset_peak, wait
 from matinee.models.compile import compile_model
 from matinee.training.config import TrainConfig
 from matinee.training.optim.build import build_optimizer
@@ -67,6 +66,7 @@ class Job:
             self._ranks, parts=self._parts, seed=config.run.seed, precision=self._precision,
             clip_norm=config.optim.clip_norm, clip_value=config.optim.clip_value,
         )  # fmt: skip
+        reset_peak(self._ranks.device)  # what importing and building took is none of the steps'
         self._held = held_bytes(self._ranks.device)
         return {"device": device_name(self._ranks.device), "precision": self._precision}
 
@@ -78,7 +78,7 @@ class Job:
         steps = end - start
         batches, clips = iter(self._loader), self._stage.batch_size
         loss, seen = torch.zeros((), device=device), 0
-        _wait_for(device)
+        wait(device)
         begin = time.perf_counter()
         for step in range(start, end):
             done = self._timeline.progress(step)
@@ -87,7 +87,7 @@ class Job:
                 momentum=momentum(optim, done),
             )  # fmt: skip
             loss, seen = loss + stepped.loss, seen + stepped.clips
-        _wait_for(device)
+        wait(device)
         seconds = time.perf_counter() - begin
         self._done += 1
         mean = float(loss) / seen
@@ -107,35 +107,6 @@ class Job:
         self._stack.close()
         metrics = {name: found.metrics[name] for name in ("top1", "macro_f1", "samples")}
         return {**metrics, "peak_bytes": peak, "held_bytes": self._held}
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Most memory so far: of tensors on a GPU, else of the whole process (VmHWM, proc(5); what
-    getrusage tells begins with the peak of the process that started this one).
-    """
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return _status("VmHWM")
-
-
-def held_bytes(device: torch.device) -> int:
-    """What is held now, before the first step: weights, and of a process all that it loaded."""
-    if device.type == "cuda":
-        return torch.cuda.memory_allocated(device)
-    return _status("VmRSS")
-
-
-def _status(name: str) -> int:
-    text = Path("/proc/self/status").read_text()
-    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
-    if found is None:
-        raise MatineeError(f"/proc/self/status tells no {name}: memory is measured on Linux only")
-    return int(found[1]) * 1024
 
 
 def device_name(device: torch.device) -> str:

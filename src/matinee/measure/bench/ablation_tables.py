@@ -148,7 +148,21 @@ def remarks(plan: Plan, levers: Sequence[Lever], runs: Sequence[Run]) -> str:
         if plan.turns
         else "Runs followed each other: a slow minute of the machine falls on one cell.",
     ]
+    if apart := across_sittings(runs):
+        told.append(
+            f"The grid was measured in several sittings: {', '.join(apart)} not always in that of "
+            "the cell without levers, so these ratios also hold how the machine had changed."
+        )
+    told += [f"{x.name}: {x.caution}." for x in levers if x.caution]
     return " ".join(told)
+
+
+def across_sittings(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Cells of which a run has another sitting than the run without levers of the same seed, with
+    which it is compared. See Note [Sittings] in ablation_grid.py.
+    """
+    base = {run.seed: run.sitting for run in runs if run.cell == NONE}
+    return tuple(dict.fromkeys(run.cell for run in runs if run.sitting != base[run.seed]))
 
 
 def to_data(plan: Plan, rows: Sequence[Row], runs: Sequence[Run]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from matinee.measure.arms import Spread, take_turns
 from matinee.measure.bench.fits import MessageCost, fit_messages, ring_terms
 from matinee.measure.bench.ranks import Place, RankGroup, backend_of, check_ranks
 from matinee.measure.draw.figures import Lines, Series
+from matinee.measure.process import wait
 from matinee.measure.result import Part, Result, Table
 from matinee.training.precision import pick_device
 
@@ -46,7 +47,7 @@ class Options:
     device: str = "auto"
     """auto, cpu or cuda."""
     full: bool = False
-    """More sizes, from 1 KiB to 256 MiB, and 15 turns of each."""
+    """More sizes (without --kib), from 1 KiB to 256 MiB, and at least 15 turns of each."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -124,17 +125,12 @@ class Reduce:
             self._memory[size] = torch.zeros(size // 4, device=place.device)
         values = self._memory[size]
         dist.all_reduce(values, group=place.group)  # all are here
-        _wait(place.device)
+        wait(place.device)
         begin = time.perf_counter()
         for _ in range(repeats):
             dist.all_reduce(values, group=place.group)
-        _wait(place.device)
+        wait(place.device)
         return (time.perf_counter() - begin) / repeats
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _result(found: list[Measured], device: torch.device, rounds: int) -> Result:

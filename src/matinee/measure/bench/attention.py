@@ -48,8 +48,8 @@ class Options:
     device: str = "auto"
     """auto, cpu or cuda."""
     full: bool = False
-    """From 197 to 6272 tokens and four blocks: what does not fit into memory is left out, and
-    said. Three rounds."""
+    """From 197 to 6272 tokens (without --tokens), at least four blocks and three rounds: what does
+    not fit into memory is left out, and said."""
 
     def __post_init__(self) -> None:
         if self.rounds < 1:

@@ -19,14 +19,12 @@ blocks or more.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -35,6 +33,7 @@ from timm.models.vision_transformer import Block
 from torch import nn
 
 from matinee.errors import MatineeError
+from matinee.measure.process import held_bytes, peak_bytes, reset_peak, wait
 from matinee.models.recompute import recompute_blocks
 from matinee.workers import WorkerPool
 
@@ -91,8 +90,7 @@ def run_probe(probe: Probe, device: torch.device) -> Probed:
 
     run(torch.randn(1, 8, probe.width, device=device, requires_grad=True))  # set up once
     x = torch.randn(1, probe.tokens, probe.width, device=device, requires_grad=True)
-    peak = _gpu_peak(run, x) if device.type == "cuda" else _resident_peak(run, x)
-    return Probed(peak, _seconds(run, x))  # the second pass: the first met cold memory
+    return Probed(_peak(run, x), _seconds(run, x))  # the second pass: the first met cold memory
 
 
 def _network(probe: Probe) -> nn.Module:
@@ -114,42 +112,24 @@ def _fuse(layer: Any, probe: Probe) -> None:
     layer.fused_attn = probe.kind != "explicit"
 
 
-def _resident_peak(run: Callable[[torch.Tensor], None], x: torch.Tensor) -> int:
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
+def _peak(run: Callable[[torch.Tensor], None], x: torch.Tensor) -> int:
+    reset_peak(x.device)
+    before = held_bytes(x.device)
     run(x)
-    return _status("VmHWM") - before
-
-
-def _gpu_peak(run: Callable[[torch.Tensor], None], x: torch.Tensor) -> int:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    run(x)
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before
+    return peak_bytes(x.device) - before
 
 
 def _seconds(run: Callable[[torch.Tensor], None], x: torch.Tensor) -> float:
     """Of one core, spent and not passed: a busy machine disturbs that less. Passed, on a GPU."""
     if x.device.type == "cuda":
-        torch.cuda.synchronize()
+        wait(x.device)
         begin = time.perf_counter()
         run(x)
-        torch.cuda.synchronize()
+        wait(x.device)
         return time.perf_counter() - begin
     begin = time.process_time()
     run(x)
     return time.process_time() - begin
-
-
-def _status(name: str) -> int:
-    """Bytes that the kernel counts for this process under a name."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise MatineeError(f"/proc/self/status has no {name}: memory is measured on Linux alone")
 
 
 class Probes:

@@ -20,6 +20,7 @@ from matinee.errors import ConfigError
 from matinee.measure.arms import Spread, take_turns
 from matinee.measure.bench.io_places import (
     Found,
+    check_folder,
     clips_of_pack,
     drop_cache,
     find_files,
@@ -72,6 +73,7 @@ class Options:
             raise ConfigError(f"--readers {' '.join(map(str, self.readers))}: each at least 1")
         if self.write_mib < 0:
             raise ConfigError(f"--write-mib {self.write_mib}: 0 or more")
+        parse_shape(self.clip)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -111,14 +113,13 @@ def measure(options: Options, *, on_step: Callable[[int, int, str], None]) -> Re
 @contextmanager
 def _place(options: Options) -> Iterator[Found]:
     """What to read; a test file is removed again."""
-    pack = clips_of_pack(options.path, clip_spec(parse_shape(options.clip), 224))
     if options.write_mib:
-        if pack is not None or not Path(options.path).is_dir():
-            raise ConfigError(f"--write-mib needs a folder, and {options.path} is none")
+        check_folder(options.path)
         with tempfile.TemporaryDirectory(prefix="matinee-io-", dir=options.path) as folder:
             file = write_test_file(Path(folder), options.write_mib)
             yield find_files(file, options.kib * KIB)
     else:
+        pack = clips_of_pack(options.path, clip_spec(parse_shape(options.clip), 224))
         yield pack or find_files(Path(options.path), options.kib * KIB)
 
 
@@ -155,6 +156,7 @@ class _Turns:
         """How many reads a turn of each number of readers has, so that it takes about as long."""
         for readers in self._counts:
             wanted = self._draw("random", _FEWEST)
+            self._forget(wanted)  # from memory, a turn would seem to need thousands of reads
             seconds = self._timed(wanted, readers)[0] / len(wanted)
             self.lengths[readers] = int(np.clip(_AIM_S / max(seconds, 1e-9), _FEWEST, _MOST))
 
@@ -163,14 +165,20 @@ class _Turns:
 
         def turn() -> float:
             wanted = self._draw(pattern, self.lengths[readers])
-            if self._found.remote is None:
-                drop_cache({r.file for r in wanted})
+            if self._forget(wanted):
                 self.resident.append(resident_part(wanted))
             seconds, latencies = self._timed(wanted, readers)
             self.latencies.setdefault(f"{pattern} {readers}", []).append(latencies)
             return sum(r.length for r in wanted) / seconds
 
         return turn
+
+    def _forget(self, wanted: list[Range]) -> bool:
+        """Drop what the system keeps of files in memory; False of an address, where none does."""
+        if self._found.remote is not None:
+            return False
+        drop_cache({r.file for r in wanted})
+        return True
 
     def _draw(self, pattern: str, count: int) -> list[Range]:
         ranges = self._found.ranges

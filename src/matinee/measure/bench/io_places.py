@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from matinee.data.clips import ClipSpec, plan_training_clip
 from matinee.data.random import generator
@@ -23,7 +24,7 @@ from matinee.pack.reading.reader import Pack
 from matinee.pack.reading.storage import Range, Remote, is_address
 
 _MOST_FILES = 2000
-_MOST_RANGES = 200_000
+_MOST_RUNS, _RUN = 200, 1000  # of neighbours, and the ranges of a run, where there are more
 _CLIPS, _FAR_CLIPS = 2000, 200  # that are planned; of an address each chunk's table is a request
 _FEWEST = 8
 _LOOKED_AT = 64  # ranges of which it is seen whether they are in memory
@@ -50,7 +51,7 @@ def clips_of_pack(path: str, spec: ClipSpec) -> Found | None:
         ConfigError: a data set without video, or clips that are all too short.
         PackError, MediaError: a pack that cannot be read.
     """
-    if not is_address(path) and not (Path(path) / MANIFEST).is_file():
+    if not is_address(path) and not _is_pack(path):
         return None
     pack = open_data(path)
     if not isinstance(pack, Pack):
@@ -89,8 +90,24 @@ def _apart(ranges: Collection[Range]) -> list[Range]:
     return kept
 
 
+def _is_pack(path: str) -> bool:
+    return (Path(path) / MANIFEST).is_file()
+
+
+def check_folder(path: str) -> None:
+    """Refuse what a test file cannot be written to.
+
+    Raises:
+        ConfigError: an address, a pack, or no folder.
+    """
+    kind = "an address" if is_address(path) else "a pack" if _is_pack(path) else "none"
+    if kind != "none" or not Path(path).is_dir():
+        raise ConfigError(f"--write-mib needs a folder, and {shown_path(path)} is {kind}")
+
+
 def find_files(path: Path, size: int) -> Found:
-    """Ranges of `size` bytes of a file, or of all files below a folder, the largest first to count.
+    """Ranges of `size` bytes of a file, or of the 2,000 largest files below a folder; of many
+    ranges 200,000 in runs of neighbours, which lie evenly over all.
 
     Raises:
         ConfigError: no such path, or files too small.
@@ -101,17 +118,31 @@ def find_files(path: Path, size: int) -> Found:
         Path(folder) / name for folder, _, names in os.walk(path) for name in names
     ]  # fmt: skip
     sizes = {f: f.stat().st_size for f in files if f.is_file() and os.access(f, os.R_OK)}
-    large = sorted(sizes, key=lambda f: sizes[f], reverse=True)[:_MOST_FILES]
-    ranges = [
-        Range(str(f), sizes[f], offset, size)
-        for f in sorted(large) for offset in range(0, sizes[f] - size + 1, size)
-    ][:_MOST_RANGES]  # fmt: skip
+    large = sorted(sorted(sizes, key=lambda f: sizes[f], reverse=True)[:_MOST_FILES])
+    ends = np.cumsum([sizes[f] // size for f in large], dtype=np.int64)
+    total = int(ends[-1]) if large else 0
+    ranges = []
+    for number in _numbers(total).tolist():
+        at = int(np.searchsorted(ends, number, side="right"))
+        before = int(ends[at - 1]) if at else 0
+        ranges.append(Range(str(large[at]), sizes[large[at]], (number - before) * size, size))
     if len(ranges) < _FEWEST:
         raise ConfigError(
             f"{path} has {len(ranges)} ranges of {size // 1024} KiB: choose a folder with larger "
             "files, a smaller --kib, or --write-mib 1024 to have a file written and removed"
         )
-    return Found(str(path), ranges)
+    part = f", {len(ranges):,} of {total:,} ranges" if len(ranges) < total else ""
+    return Found(f"{path}{part}", ranges)
+
+
+def _numbers(total: int) -> NDArray[np.int64]:
+    """Of the ranges that are read, rising: all, or runs at even distances, so that those that are
+    read one behind the other are neighbours.
+    """
+    if total <= _MOST_RUNS * _RUN:
+        return np.arange(total)
+    starts = np.arange(_MOST_RUNS) * (total - _RUN) // (_MOST_RUNS - 1)
+    return (starts[:, None] + np.arange(_RUN)).ravel()
 
 
 def write_test_file(folder: Path, mib: int) -> Path:

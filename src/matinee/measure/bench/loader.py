@@ -37,6 +37,7 @@ from matinee.measure.bench.loader_readers import (
     peers,
     usable_peers,
 )
+from matinee.measure.process import wait
 from matinee.measure.result import Result
 from matinee.media.decode import frame_bytes
 from matinee.pack.mixture import shown_path
@@ -359,8 +360,7 @@ def _whole(
             while clips < 3 * _BATCH or time.perf_counter() - begin < _MANY_S:
                 next(batches)
                 clips += _BATCH
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            wait(device)
             return clips / (time.perf_counter() - begin)
 
         yield turn, f"{loader.explain()}; float RGB on {device.type}"

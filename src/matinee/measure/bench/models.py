@@ -52,8 +52,8 @@ class Options:
     """fp32, bf16 (autocast), or both."""
     frames: int = 8
     """Frames of a clip."""
-    size: int = 64
-    """Height and width in pixels; papers use 224."""
+    size: int | None = None
+    """Height and width in pixels; papers use 224. Default: 64."""
     batch: int = 1
     """Clips of a step."""
     rounds: int = 5
@@ -70,11 +70,14 @@ class Options:
             raise ConfigError(f"--precision {' '.join(self.precision)}: fp32, bf16 or both")
         if self.rounds < 1:
             raise ConfigError(f"--rounds {self.rounds}: at least 1")
+        if self.full and self.size is not None:
+            raise ConfigError(f"--full takes 224², and --size {self.size} another: choose one")
         _ = self.clips
 
     @property
     def clips(self) -> Clips:
-        return Clips(self.batch, self.frames, 224 if self.full else self.size)
+        small = 64 if self.size is None else self.size
+        return Clips(self.batch, self.frames, 224 if self.full else small)
 
 
 def measure(options: Options, *, on_step: Callable[[int, int, str], None]) -> Result:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from matinee.errors import ConfigError
+from matinee.measure.process import wait
 from matinee.models.base import VideoModel
 from matinee.models.build import build_video_model
 from matinee.models.config import Frames, Inflate, Joint, ModelConfig, Shift, Temporal
@@ -147,9 +148,3 @@ def noise(clips: Clips, device: torch.device) -> tuple[torch.Tensor, torch.Tenso
 def gradient_bytes(model: nn.Module) -> int:
     """What an all-reduce of all gradients carries."""
     return sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-
-
-def wait(device: torch.device) -> None:
-    """Until a GPU has done what was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

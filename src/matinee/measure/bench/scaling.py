@@ -41,14 +41,15 @@ class Options:
     """Folder for scaling.json, plots and page."""
     ranks: tuple[int, ...] = (1, 2, 4)
     """How many processes train; with GPUs each takes one. 1 is always measured."""
-    network: str = "resnet18:shift"
-    """As `matinee bench models` names them: tsm, vit_s, …, or BACKBONE:WAY."""
-    frames: int = 8
-    """Frames of a clip."""
-    size: int = 64
-    """Height and width in pixels."""
-    batch: int = 1
-    """Clips a step on each rank."""
+    network: str | None = None
+    """As `matinee bench models` names them: tsm, vit_s, …, or BACKBONE:WAY. Default:
+    resnet18:shift."""
+    frames: int | None = None
+    """Frames of a clip. Default: 8."""
+    size: int | None = None
+    """Height and width in pixels. Default: 64."""
+    batch: int | None = None
+    """Clips a step on each rank. Default: 1."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Of the forward pass; bf16 by autocast."""
     hook: Hook = "none"
@@ -68,13 +69,23 @@ class Options:
         for name in ("steps", "rounds", "threads"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} {getattr(self, name)}: at least 1")
-        Clips(self.batch, self.frames, self.size)
+        given = {name: getattr(self, name) for name in ("network", "frames", "size", "batch")}
+        given = {name: value for name, value in given.items() if value is not None}
+        if self.full and given:
+            told = " ".join(f"--{name} {value}" for name, value in given.items())
+            raise ConfigError(f"--full says what is trained, and {told} another: choose one")
+        self.work(torch.device("cpu"))
 
     def work(self, device: torch.device) -> tuple[str, Clips]:
         """Network and clips."""
         if self.full:
             return "tsm", Clips(8 if device.type == "cuda" else 1, 8, 224)
-        return self.network, Clips(self.batch, self.frames, self.size)
+        batch, frames, size = (
+            start if value is None else value
+            for value, start in ((self.batch, 1), (self.frames, 8), (self.size, 64))
+        )
+        network = "resnet18:shift" if self.network is None else self.network
+        return network, Clips(batch, frames, size)
 
 
 def measure(options: Options, *, on_step: Callable[[int, int, str], None]) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -37,10 +38,9 @@ class Change:
 
     @property
     def how(self) -> str:
-        """Flags or command, as typed."""
-        return self.command or " ".join(
-            f"--{name.replace('_', '-')} {value}" for name, value in self.flags.items()
-        )
+        """Flags or command, as typed in a shell."""
+        words = [word for name, value in self.flags.items() for word in _typed(name, value)]
+        return self.command or shlex.join(words)
 
     def apply(self, config: TrainConfig) -> TrainConfig:
         """The config with the flags set.
@@ -54,6 +54,15 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "flags": dict(self.flags), "how": self.how}
+
+
+def _typed(name: str, value: Any) -> list[str]:
+    """The words that set a field on the command line, as tyro takes them."""
+    *sections, field_name = name.replace("_", "-").split(".")
+    if isinstance(value, bool):
+        return [f"--{'.'.join([*sections, field_name if value else f'no-{field_name}'])}"]
+    values = value if isinstance(value, tuple) else (value,)
+    return [f"--{'.'.join([*sections, field_name])}", *map(str, values)]
 
 
 def _set(owner: Any, path: list[str], value: Any) -> Any:

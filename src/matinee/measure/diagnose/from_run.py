@@ -162,12 +162,12 @@ def _limits(used: Sequence[tuple[Row, int]], windows: int) -> list[str]:
 
 def _facts(config: TrainConfig, rows: Sequence[Row], steps: int, stages: Stages) -> Facts:
     """What is known for looking for changes; not what only a measurement tells."""
-    cost, loading = _cost(rows), None
+    cost, loading = _cost(rows), None  # of all ranks
     last = rows[-1]
     world = int(last.get("world", 1))
     if cost is not None and cost.clips:
         decoders = int(next(row["loader"]["decoders"] for row in rows if "loader" in row))
-        loading = Loading(max(1, decoders // world), config.data.mode, cost, steps)
+        loading = Loading(max(1, decoders // world), config.data.mode, cost, steps * world)
     return Facts(
         config, stages, device="cuda" if "memory_gib" in last else "cpu",
         precision="fp16" if "loss_scale" in last else config.speed.precision,

@@ -17,6 +17,7 @@ from matinee.measure.diagnose.readings import Round, loading_cost
 from matinee.measure.diagnose.stand import WARM, Stand
 from matinee.measure.diagnose.verdict import Stages
 from matinee.measure.plan.batch import BatchPlan, fit_batch
+from matinee.measure.plan.memory import RESERVE
 from matinee.pack.mixture import Mixture
 from matinee.pack.open import DataSet
 from matinee.pack.reading.reader import Pack
@@ -61,6 +62,9 @@ def find_room(stand: Stand) -> BatchPlan | None:
     free = machine.free_bytes(ranks.device)
     if ranks.device.type == "cpu":
         free //= ranks.local_world
+    else:
+        # What is free is told beside this process's context, which the prediction counts as well.
+        free += RESERVE.context
     try:
         return fit_batch(
             config, free, ranks.world, device="cuda" if ranks.device.type == "cuda" else "cpu",
@@ -115,7 +119,9 @@ def bf16_gain(device: torch.device) -> float:
 
     Processors without such units compute bf16 many times slower.
     """
-    x = torch.randn(1024, 1024, device=device)
+    # A GPU computes small products faster than they are launched.
+    size = 4096 if device.type == "cuda" else 1024
+    x = torch.randn(size, size, device=device)
     best: dict[torch.dtype, float] = {}
     for _ in range(6):  # in turn; the fastest of each, the first of which prepares kernels
         for kind in (torch.float32, torch.bfloat16):

@@ -6,8 +6,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import av
+import numpy as np
 
 from matinee.data.clips import ClipSpec
 from matinee.data.loader import ClipLoader
@@ -25,6 +29,9 @@ from matinee.training.setup import Setup
 LIMIT_S = 60.0
 """Seconds that encoding may take."""
 _VIDEOS, _CLIPS = 24, 16
+_FRAMES = 600  # of a chunk; the rest of a longer one, such as a film that was indexed, is left out
+_REORDERED = 32  # packets after one, among which some may be shown before it
+_FAR = 256 << 20  # bytes of a chunk that a trial reads over a network
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,8 @@ def time_repacked(
     Both by one thread of this process, in turns.
 
     Raises:
-        ConfigError: an image set, a mixture, or encoding would take longer than `LIMIT_S`.
+        ConfigError: an image set, a mixture, a chunk that cannot be cut or is far away and large,
+            or encoding would take longer than `LIMIT_S`.
     """
     pack = setup.pack
     if not isinstance(pack, Pack):
@@ -67,9 +75,9 @@ def time_repacked(
     with tempfile.TemporaryDirectory(prefix="matinee-") as name:
         folder = Path(name)
         videos = _write(pack, chunks, folder / "videos")
-        # What is compared lies in the same chunks: as they are, without encoding, and anew.
-        before = _indexed(videos, folder / "before.pack")
         after, count = _packed(videos, make_profile(**settings), folder)
+        # What is compared lies in the same chunks: as they are, without encoding, and anew.
+        before = _indexed(videos[:count], folder / "before.pack")
         with _loader(before, clip) as old, _loader(after, clip) as new:
             turns = take_turns(
                 {"before": lambda: _time(old), "after": lambda: _time(new)}, rounds,
@@ -90,7 +98,11 @@ def _chunks(pack: Pack, setup: Setup) -> list[_Chunk]:
 
 
 def _write(pack: Pack, chunks: Sequence[_Chunk], folder: Path) -> tuple[VideoFile, ...]:
-    """Each chunk is a complete video file."""
+    """Each chunk, or the begin of it, is a complete video file.
+
+    Raises:
+        ConfigError: it cannot be cut, or is far away and large.
+    """
     folder.mkdir()
     reader = ClipReader(pack.formats)
     videos = []
@@ -99,12 +111,47 @@ def _write(pack: Pack, chunks: Sequence[_Chunk], folder: Path) -> tuple[VideoFil
         whole = located.offset == 0 and located.size == located.file_bytes
         if whole and located.remote is None:
             path = Path(located.file)
+        elif located.remote is not None and located.size > _FAR:
+            raise ConfigError(
+                f"a chunk of {located.file} has {located.size >> 20} MiB, more than a trial reads "
+                "over a network: pack some by hand"
+            )
         else:
             path = folder / f"{number}.mp4"
             path.write_bytes(reader.chunk(located))
+        if located.frames > _FRAMES:
+            path = _cut(path, folder / f"{number}.begin")
         videos.append(VideoFile(f"{number}.mp4", path))
     reader.close()
     return tuple(videos)
+
+
+def _cut(path: Path, out: Path) -> Path:
+    """The first `_FRAMES` frames of a video, or a few less, not encoded anew."""
+    try:
+        with av.open(str(path)) as source:
+            stream = source.streams.video[0]
+            packets = [p for p in islice(source.demux(stream), _FRAMES + _REORDERED) if p.size]
+            kinds = source.format.name.split(",")
+            kind = "mp4" if "mp4" in kinds else kinds[0]
+            with av.open(str(out), "w", format=kind) as target:
+                begin = target.add_stream_from_template(stream)
+                for packet in packets[: _cut_at([p.pts for p in packets])]:
+                    packet.stream = begin
+                    target.mux(packet)
+    except (av.FFmpegError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be cut, to pack the begin of it: {error}") from None
+    return out
+
+
+def _cut_at(times: Sequence[int | None]) -> int:
+    """How many packets: after none of those that are kept comes one that is shown before them."""
+    shown = np.array([-1 if time is None else time for time in times])
+    kept = shown[:_FRAMES]
+    latest = np.maximum.accumulate(kept)
+    earliest = np.minimum.accumulate(shown[::-1])[::-1][1 : len(kept) + 1]
+    whole = np.flatnonzero(latest[: len(earliest)] < earliest)
+    return int(whole[-1]) + 1 if whole.size else len(kept)
 
 
 def _annotations(videos: Sequence[VideoFile]) -> Annotations:

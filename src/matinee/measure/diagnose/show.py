@@ -74,10 +74,12 @@ def _loader(diagnosis: Diagnosis) -> list[Part]:
         return []
     rows = [
         ["decoders", f"{loader['decoders']} ({loader['mode']})"],
+        ["waits for a decoder", f"{loader['queued_ms']:.3g} ms"],
         ["read from storage", f"{loader['bytes'] / 1000:.3g} KB in {loader['read_ms']:.3g} ms"],
         ["decode", f"{loader['decode_ms']:.3g} ms"],
         ["crop, scale, write", f"{loader['scale_ms']:.3g} ms"],
         ["decoder busy", f"{loader['busy_ms']:.3g} ms"],
+        ["hand-off", f"{loader['handoff_ms']:.3g} ms"],
         ["frames decoded / used",
          f"{loader['frames_decoded']:.3g} / {loader['frames_used']:.3g}"],
         ["packets fed", f"{loader['packets']:.3g}"],

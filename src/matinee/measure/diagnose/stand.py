@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -26,6 +27,7 @@ from matinee.spans import Pulse
 from matinee.training.config import TrainConfig
 from matinee.training.device_spans import spans_on
 from matinee.training.optim.build import build_optimizer
+from matinee.training.optim.ema import Ema
 from matinee.training.parallel.ranks import Ranks
 from matinee.training.parallel.wrap import Wrapped, wrap
 from matinee.training.parallel.zero import divided_optimizer
@@ -55,6 +57,7 @@ class Stand:
     """Makes a step in bf16; None where it is not fp32 that is used."""
     parts: int
     precision: Precision
+    ema: Ema | None = None
     steps: int = 1
     """Of a turn."""
 
@@ -70,7 +73,7 @@ class Stand:
 
     def whole(self) -> Reading:
         """Training as it is."""
-        self.rest()
+        self._prepare()
         self._train(self.runner, self._batches, WARM)
         return self._read(lambda: self._step(self.runner, self._batches))
 
@@ -90,7 +93,7 @@ class Stand:
 
     def fetch(self) -> Reading:
         """The loader alone: batches are dropped."""
-        self.rest()
+        self._prepare()
         for _ in range(WARM * self.parts):
             next(self._batches)
         return self._read(self._drop)
@@ -98,7 +101,7 @@ class Stand:
     def trace(self, path: str) -> None:
         """Write a timeline of a few steps as training makes them; a collective."""
         trace, spans = Trace(self.ranks.rank), self.runner.spans
-        self.rest()
+        self._prepare()
         with trace.follow(spans, self.loader):
             for number in range(WARM + _TRACED):
                 with trace.stretch("step", number=number):
@@ -114,6 +117,11 @@ class Stand:
         self.loader.load_state_dict(self.loader.state_dict())
         self.loader.take_costs()
 
+    def _prepare(self) -> None:
+        """Before a turn. Products are set for the whole process: by this stand, not another one."""
+        allow_tf32(self.config.speed.tf32)
+        self.rest()
+
     def keep_batches(self) -> None:
         """Of one step, for `synthetic`."""
         self._kept = [next(self._batches) for _ in range(self.parts)]
@@ -121,7 +129,7 @@ class Stand:
     def _on_kept(self, runner: StepRunner) -> Reading:
         if not self._kept:
             self.keep_batches()
-        self.rest()
+        self._prepare()
         kept = cycle(self._kept)
         self._train(runner, kept, 1)
         return self._read(lambda: self._step(runner, kept))
@@ -132,7 +140,10 @@ class Stand:
 
     def _step(self, runner: StepRunner, batches: Iterator[Batch]) -> None:
         clips = self.config.optim.batch_size * runner.ranks.world // self.ranks.world
-        runner(batches, clips=clips, number=self._number, lr=0.0)
+        stepped = runner(batches, clips=clips, number=self._number, lr=0.0)
+        if self.ema is not None and not stepped.skipped:
+            with runner.spans("optimizer"):
+                self.ema.update(self.setup.task.model, self._number)
         self._number += 1
 
     def _drop(self) -> None:
@@ -179,9 +190,20 @@ def open_stand(config: TrainConfig, ranks: Ranks, pulse: Pulse | None = None) ->
     allow_tf32(config.speed.tf32)
     parts, stage = parts_of(config, ranks.world), stages_of(config)[-1]
     setup = prepare(config.data.open(), config, ranks)
-    loader = training_loader(setup, stage, parts)
-    Timeline((stage,), loader.num_items)  # refuses fewer clips than a batch
-    task = setup.task
+    with ExitStack() as opened:
+        loader = training_loader(setup, stage, parts)
+        opened.callback(loader.close)
+        Timeline((stage,), loader.num_items)  # refuses fewer clips than a batch
+        stand = _built(setup, loader, parts, precision, pulse)
+        opened.pop_all()  # from here on the stand closes it
+    return stand
+
+
+def _built(
+    setup: Setup, loader: EpochLoader, parts: int, precision: Precision, pulse: Pulse | None
+) -> Stand:
+    """Put the parts together."""
+    config, ranks, task = setup.config, setup.ranks, setup.task
     task.train()
     wrapped = wrap(task, config.parallel, ranks, parts=parts, bf16=precision == "bf16")
     if config.speed.compile != "none":
@@ -214,8 +236,9 @@ def open_stand(config: TrainConfig, ranks: Ranks, pulse: Pulse | None = None) ->
         half = runner(wrapped, ranks, "bf16")
     if isinstance(loader, ClipLoader):
         loader.spans = spans
+    ema = None if config.optim.ema is None else Ema(task.model, config.optim.ema)
     return Stand(
-        config, ranks, setup, loader, runner(wrapped, ranks), lonely, half, parts, precision
+        config, ranks, setup, loader, runner(wrapped, ranks), lonely, half, parts, precision, ema
     )
 
 

@@ -6,7 +6,7 @@ decoding processes are its processes, decoders its threads. "loop" holds the spa
 GPU's time where there is one), "steps" whatever encloses them, decoders their clips, and within
 each clip reading, decoding and scaling. Times of all processes of a machine are of one clock
 (CLOCK_MONOTONIC); ranks on other machines have clocks of their own, and are shifted against each
-other.
+other. Of a long loop the last `KEPT` stretches are kept.
 
 All events are complete ones ("X"), with times in whole nanoseconds, so that what lies within
 another never ends after it.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,8 @@ from matinee.spans import Spans
 
 _STEPS, _LOOP, _FIRST_DECODER = 0, 1, 2
 _PROCESSES_A_RANK = 1000
+KEPT = 200_000
+"""Stretches of a rank: about 100 MB, and more than Perfetto shows quickly."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Trace:
     """
 
     rank: int = 0
-    stretches: list[Stretch] = field(default_factory=list)
+    stretches: deque[Stretch] = field(default_factory=lambda: deque(maxlen=KEPT))
     processes: dict[int, str] = field(default_factory=dict)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     decoders: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from matinee.measure.diagnose.changes import Change
 from matinee.measure.diagnose.facts import Facts
 from matinee.measure.diagnose.repack import time_repacked
 from matinee.measure.diagnose.stand import Stand, open_stand
+from matinee.training.precision import allow_tf32
 
 OnTurn = Callable[[int, int, str], None]
 
@@ -87,8 +89,12 @@ def _saved(stand: Stand, change: Change, rounds: int, on_turn: Callable[[int], N
     """Seconds a step, of as many clips as the run's steps have."""
     config = change.apply(stand.config)
     clips = stand.config.optim.batch_size / config.optim.batch_size
-    with open_stand(config, stand.ranks, stand.runner.spans.pulse) as other:
+    with ExitStack() as after:
+        after.callback(allow_tf32, stand.config.speed.tf32)  # which the other stand sets for all
+        other = after.enter_context(open_stand(config, stand.ranks, stand.runner.spans.pulse))
         other.whole()  # kernels are prepared
+        for one in (stand, other):
+            one.rest()  # nobody's decoders work beside the first turn
         other.steps = max(1, round(stand.steps * clips))
 
         def turn(one: Stand) -> float:

@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
 
@@ -59,7 +59,8 @@ class Watch:
         device: whose time counts; the current GPU if torch has used one by the time the watch
             begins, else the CPU.
         warm_up: steps of each loop that are left out.
-        trace: a file for ui.perfetto.dev, written at the end. See Note [Traces].
+        trace: a file for ui.perfetto.dev, written at the end, of the last steps if there are many.
+            See Note [Traces].
 
     Raises:
         ConfigError: `warm_up` below 0.
@@ -79,8 +80,8 @@ class Watch:
         self._device = torch.device("cpu")
         self._spans = spans_on(self._device, on=False)
         self._entered = False
-        self._unread: deque[tuple[Callable[[], dict[str, float]], _Loop]] = deque()
-        self._steps: deque[tuple[dict[str, float], _Loop]] = deque(maxlen=_KEPT)
+        self._unread: deque[tuple[Callable[[], dict[str, float]], _Loop, DecodeCost]] = deque()
+        self._steps: deque[_Step] = deque(maxlen=_KEPT)
         self._trace = Trace()
         self._numbers = 0
 
@@ -146,11 +147,9 @@ class Watch:
     def _end_step(self, loop: _Loop, loader: object, begin: float) -> None:
         cut = self._spans.cut()
         loop.steps += 1
-        cost = loader.take_costs() if isinstance(loader, ClipLoader) else None
+        cost = loader.take_costs() if isinstance(loader, ClipLoader) else DecodeCost()
         if loop.steps > self.warm_up:
-            self._unread.append((cut, loop))
-            if cost is not None:
-                loop.cost.add(cost)
+            self._unread.append((cut, loop, cost))
             self._read(_UNREAD)
         if self._trace_file is not None:
             self._trace.step(f"step {self._numbers}", begin, monotonic(), step=self._numbers)
@@ -161,8 +160,8 @@ class Watch:
         GPU are past.
         """
         while len(self._unread) > leave:
-            cut, loop = self._unread.popleft()
-            self._steps.append((cut(), loop))
+            cut, loop, cost = self._unread.popleft()
+            self._steps.append(_Step(cut(), loop, cost))
 
     def diagnosis(self) -> Diagnosis:
         """What was found so far; printed, it is a table, a verdict and what to change.
@@ -176,21 +175,24 @@ class Watch:
                 f"{self._numbers} steps were watched, and the first {self.warm_up} of each loop "
                 "are left out: watch more steps, or say warm_up=0"
             )
-        spanned = any(set(spans) - {"", "data_wait", "h2d"} for spans, _ in self._steps)
-        samples = [_stages(spans, loop, spanned) for spans, loop in self._steps]
-        seconds = [sum(spans.values()) for spans, _ in self._steps]
-        loops = list(dict.fromkeys(loop for _, loop in self._steps))
+        spanned = any(set(step.spans) - {"", "data_wait", "h2d"} for step in self._steps)
+        costs: dict[_Loop, DecodeCost] = {}
+        for step in self._steps:
+            costs.setdefault(step.loop, DecodeCost()).add(step.cost)
+        splits = {loop: loop.split(cost) for loop, cost in costs.items()}
+        samples = [_stages(step.spans, splits[step.loop], spanned) for step in self._steps]
+        seconds = [sum(step.spans.values()) for step in self._steps]
+        loops = list(costs)
         watched = Watched(
-            device=self._device.type, spanned=spanned,
-            cost=sum((loop.cost for loop in loops), DecodeCost()),
+            device=self._device.type, spanned=spanned, cost=sum(costs.values(), DecodeCost()),
             mode=loops[0].mode, loaders=tuple(dict.fromkeys(loop.kind for loop in loops)),
             workers=max(loop.workers for loop in loops), wall_s=sum(seconds), steps=len(seconds),
         )  # fmt: skip
-        step = StepTimes.of(seconds, max(loop.batch_size for loop in loops))
+        times = StepTimes.of(seconds, max(loop.batch_size for loop in loops))
         rounds = _rounds(samples)
         return Diagnosis.of(
-            f"a loop of your own on {self._device}", step, rounds,
-            changes=suggest_watched(watched, rounds), notes=self._notes(watched, loops),
+            f"a loop of your own on {self._device}", times, rounds,
+            changes=suggest_watched(watched, rounds), notes=self._notes(watched, splits),
             details={"device": str(self._device), "warm_up": self.warm_up} | _loading(watched),
         )  # fmt: skip
 
@@ -198,7 +200,7 @@ class Watch:
         """The diagnosis as JSON can hold it."""
         return self.diagnosis().to_dict()
 
-    def _notes(self, watched: Watched, loops: Sequence[_Loop]) -> list[str]:
+    def _notes(self, watched: Watched, loops: Mapping[_Loop, Split]) -> list[str]:
         notes = []
         if self.warm_up:
             notes.append(f"the first {self.warm_up} steps of each loop are left out")
@@ -207,7 +209,7 @@ class Watch:
                 f"waiting for data of {kind} cannot be told apart further, into storage and "
                 "decoding; of a matinee.ClipLoader it can"
             )
-        if any(loop.split is None and not loop.other for loop in loops):
+        if any(split is None and not loop.other for loop, split in loops.items()):
             notes.append("no clip was decoded in these steps: all had been before")
         if not watched.spanned:
             notes.append(
@@ -226,7 +228,7 @@ class Watch:
 
 
 class _Loop:
-    """One `watch(loader)`: `steps` so far, and what its decoders did in those that count."""
+    """One `watch(loader)`, and its `steps` so far."""
 
     def __init__(self, loader: object) -> None:
         own = loader if isinstance(loader, EpochLoader) else None
@@ -238,13 +240,21 @@ class _Loop:
         size = getattr(loader, "batch_size", 0)
         self.workers = workers if isinstance(workers, int) else 0
         self.batch_size = size if isinstance(size, int) else 0
-        self.steps, self.cost = 0, DecodeCost()
+        self.steps = 0
 
-    @property
-    def split(self) -> Split:
+    def split(self, cost: DecodeCost) -> Split:
+        """Given what its decoders did in the steps that are looked at."""
         if self.memory:
             return "memory"
-        return self.cost if self.cost.busy_s > 0 else None
+        return cost if cost.busy_s > 0 else None
+
+
+class _Step(NamedTuple):
+    """Seconds of its spans, and what decoders did meanwhile: nothing without a ClipLoader."""
+
+    spans: Mapping[str, float]
+    loop: _Loop
+    cost: DecodeCost
 
 
 def _loading(watched: Watched) -> dict[str, Any]:
@@ -259,8 +269,8 @@ def _gpu_is_used() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def _stages(spans: Mapping[str, float], loop: _Loop, spanned: bool) -> Stages:
-    stages = stages_of_spans(spans, loop.split)
+def _stages(spans: Mapping[str, float], split: Split, spanned: bool) -> Stages:
+    stages = stages_of_spans(spans, split)
     if not spanned:
         stages["compute"] = stages.pop("other", 0.0)
     return stages

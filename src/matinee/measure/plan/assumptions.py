@@ -47,7 +47,8 @@ class Assumptions:
     ))] = 6.0  # fmt: skip
     busy: Annotated[float, Help(help=(
         "part of the time that devices work at this pace in training: the median of five published "
-        "runs other than those predicted, 0.51 to 0.72 (benchmarks/published_scaling.py); 1 is "
+        "runs, 0.51 to 0.72 (benchmarks/published_scaling.py); AVION's 18 hours are not among "
+        "them, and its VideoMAE, which is, is predicted with the median of the other four; 1 is "
         "what operations alone would take"
     ))] = 0.61  # fmt: skip
     link_efficiency: Annotated[float, Help(help=(
@@ -61,7 +62,8 @@ class Assumptions:
         "microseconds of one hop over PCIe: NCCL's tuning model, ring, protocol Simple"
     ))] = 5.7  # fmt: skip
     network_us: Annotated[float, Help(help=(
-        "microseconds of one hop between machines: NCCL's tuning model, ring, protocol Simple"
+        "microseconds of one hop between machines: the tuning model of NCCL 2.7 to 2.17 (but for "
+        "2.12), ring, protocol Simple; from 2.18 on it has 14.0"
     ))] = 9.6  # fmt: skip
     network_gb_s: Annotated[float, Help(help=(
         "10^9 bytes a second between machines, each direction, all adapters of a machine together: "

@@ -74,12 +74,15 @@ class Fleet:
 def read_cards(extra: Path | None = None) -> dict[str, Card]:
     """The cards that are known, by name; those of a TOML file `extra` are added, or in their place.
 
-    A card of the file may give only what differs from the known one of the same name.
+    A card of the file may give only what differs from the known one of the same name or alias,
+    whatever the case.
 
     Raises:
         ConfigError: the file is missing, no TOML, or holds something that describes no card.
     """
     tables = tomllib.loads((files("matinee.measure.plan") / "cards.toml").read_text())
+    names = {alias.lower(): name for name, t in tables.items() for alias in t.get("aliases", ())}
+    names |= {name.lower(): name for name in tables}
     if extra is not None:
         try:
             own = tomllib.loads(extra.read_text())
@@ -90,7 +93,8 @@ def read_cards(extra: Path | None = None) -> dict[str, Card]:
         for name, table in own.items():
             if not isinstance(table, dict):
                 raise ConfigError(f'--cards {extra}: {name} is no table: write ["{name}"]')
-            tables[name] = tables.get(name, {}) | table
+            known = names.get(name.lower(), name)
+            tables[known] = tables.get(known, {}) | table
     return {name: _card(name, table, extra) for name, table in tables.items()}
 
 
@@ -109,6 +113,9 @@ def _card(name: str, table: Mapping[str, Any], extra: Path | None) -> Card:
             raise ConfigError(f"{where}: {key} = {value!r}: a number of 0 or more")
         if value == 0 and key in {"fp32", *_GIVEN, *(table.keys() & {"reaches", "host_gb_s"})}:
             raise ConfigError(f"{where}: {key} = 0: must be positive")
+    aliases = table.get("aliases", [])
+    if not isinstance(aliases, list) or not all(isinstance(a, str) and a for a in aliases):
+        raise ConfigError(f'{where}: aliases = {aliases!r}: a list of names, as ["A100"]')
     if table["link"] not in ("nvlink", "pcie"):
         raise ConfigError(f"{where}: link = {table['link']!r}: nvlink or pcie")
     return Card(
@@ -117,7 +124,7 @@ def _card(name: str, table: Mapping[str, Any], extra: Path | None) -> Card:
         memory=int(table["memory_gb"] * 2**30), memory_rate=1e9 * table["memory_gb_s"],
         link=table["link"], link_rate=1e9 * table["link_gb_s"],
         host_rate=1e9 * table.get("host_gb_s", table["link_gb_s"]), source=str(table["source"]),
-        reaches=table.get("reaches"), aliases=tuple(table.get("aliases", ())),
+        reaches=table.get("reaches"), aliases=tuple(aliases),
     )  # fmt: skip
 
 
@@ -132,7 +139,7 @@ def find_card(name: str, cards: Mapping[str, Card]) -> Card:
     found = by_name.get(name.lower())
     if found is None:
         near = get_close_matches(name.lower(), by_name, n=3)
-        hint = f"; did you mean {', '.join(by_name[n].name for n in near)}?" if near else ""
+        hint = f"; did you mean {', '.join(by_name[n].name for n in near)}?" if near else "."
         raise ConfigError(
             f"--gpus: no card {name!r}{hint} There are {', '.join(cards)}; add yours with "
             "--cards FILE"

@@ -18,12 +18,11 @@ def read_all_reduce(path: Path) -> Link:
     Raises:
         ConfigError: the file is missing, or no such measurement.
     """
-    fits = _read("--all-reduce", path).get("fits")
+    content = _read("--all-reduce", path)
     try:
-        assert isinstance(fits, list)
-        fit = max(fits, key=_worth)
+        fit = max(content["fits"], key=_worth)
         alpha, beta = float(fit["alpha_s"]), float(fit["beta_s_per_byte"])
-    except (AssertionError, KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise ConfigError(
             f"--all-reduce {path} holds no fits with alpha_s and beta_s_per_byte: give the JSON of "
             "matinee bench allreduce"

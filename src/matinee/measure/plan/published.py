@@ -7,6 +7,7 @@ times, but see Note [Assumptions]. The same models plan a user's run.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 from matinee.extras import require
@@ -227,9 +228,11 @@ def _with_explicit_attention(
 # --- How busy published training runs keep their devices ------------------------------------------
 
 OPEN_CLIP = "huggingface.co/mehdidc/test, trained_models_info.csv: A100-40GB; recomputing unknown"
+VIDEOMAE = "VideoMAE, 4 A5000s"
+"""AVION's, which `measure/reproduce/avion` predicts as well."""
 BUSY_RUNS = {
     "TSM, 6 V100s": ("V100-16GB", 6, 22.24, "arXiv 1910.00932: 49 h 55 m on one node, float32"),
-    "VideoMAE, 4 A5000s": ("A5000", 4, 91.5, "AVION's MODEL_ZOO: 583 GPU-hours for 800 epochs"),
+    VIDEOMAE: ("A5000", 4, 91.5, "AVION's MODEL_ZOO: 583 GPU-hours for 800 epochs"),
     "CLIP B/16, 344 A100s": ("A100-40GB", 344, 396.4, OPEN_CLIP),
     "CLIP L/14, 1,024 A100s": ("A100-40GB", 1024, 77.3, OPEN_CLIP),
     "CLIP B/32, 128 A100s": ("A100-40GB", 128, 850.3, OPEN_CLIP),
@@ -237,7 +240,12 @@ BUSY_RUNS = {
 """Card, how many, clips (pictures) a second of each, source."""
 
 
-def busy_runs(take: Assumptions | None = None) -> list[Compared]:
+def busy_without(run: str, take: Assumptions | None = None) -> float:
+    """The median of how busy published runs kept their devices, without one that is predicted."""
+    return median(c.published / c.predicted for c in busy_runs(take, leave_out=run))
+
+
+def busy_runs(take: Assumptions | None = None, *, leave_out: str = "") -> list[Compared]:
     """Rates that whole training runs were published with, beside those of operations alone (with
     the slowest rank): the quotient is how busy they kept their devices.
 
@@ -248,6 +256,8 @@ def busy_runs(take: Assumptions | None = None) -> list[Compared]:
     spread = Tailed(take.jitter, take.slowest, take.slowest_of)
     cards, rows = read_cards(), []
     for name, (card, count, rate, source) in BUSY_RUNS.items():
+        if name == leave_out:
+            continue
         config, precision, micro, attention = _busy_run(name)
         there = replace(take, attention_efficiency=attention or take.attention_efficiency)
         work = _with_explicit_attention(config, micro, precision, 400)
@@ -279,6 +289,6 @@ def _busy_run(name: str) -> tuple[TrainConfig, Precision, int, float | None]:
 
 __all__ = [
     "AVION_FACTS", "KINETICS_FACTS", "Compared", "Fact", "avion", "avion_hours", "avion_plan",
-    "busy_runs",
+    "busy_runs", "busy_without",
     "kinetics15", "kinetics_job", "kinetics_seconds", "timm_rates",
 ]  # fmt: skip

@@ -10,6 +10,14 @@ both sets the pace. The all-reduce of gradients runs beside the backward pass in
 left when that ends is waited for (Note [All-reduce]). The slowest of n ranks makes all wait
 (Note [The slowest of n]). Not in it: that communication takes memory bandwidth and multiprocessors
 from the backward pass beside it, congestion of the network, start-up, evaluation and checkpoints.
+
+# Note [What else travels]
+Gradients that are averaged after each micro-batch, weights that fsdp gathers before each pass, and
+those that zero1 sends when they are updated are `Exchange`s. Each hides behind a pass of its own
+micro-batch as the all-reduce hides behind the last backward pass, or, with zero1, behind nothing. A
+gather or a scatter takes half of an all-reduce of as many bytes. Not in it: that fsdp sends whole
+blocks (here: buckets), zero1 each weight by itself; weights that are not trained; contrastive
+training with several micro-batches embeds each twice, also on ranks that need only one.
 """
 
 from __future__ import annotations
@@ -17,10 +25,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Literal
 
 from matinee.errors import ConfigError
 from matinee.measure.plan.collective import Network, Way, all_reduce, exposed_seconds
 from matinee.measure.plan.jitter import Jitter
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What ranks send each other `times` in each micro-batch (`when`: in each, in those before the
+    last) or once a step, beside `beside` of a rank's step (0: beside nothing).
+
+    `size`: bytes, in pieces as gradients are; each takes `share` of its all-reduce. See Note [What
+    else travels].
+    """
+
+    when: Literal["each", "before the last", "step"]
+    times: int
+    beside: float
+    size: float
+    share: float = 1.0
+
+    def count(self, parts: int) -> int:
+        """Times in a step of `parts` micro-batches."""
+        return self.times * {"each": parts, "before the last": parts - 1, "step": 1}[self.when]
 
 
 @dataclass(frozen=True)
@@ -29,9 +58,11 @@ class Job:
 
     `clip_seconds` of its device for each clip, of which `backward` is the share of the last
     micro-batch's backward pass (gradients travel beside it); `fixed_seconds` whatever the batch
-    (the update of weights), `least_seconds` what a step's operations take to start, however few
-    clips it has. `loader_rate`: clips a second that a machine's loader delivers (None:
-    enough). `storage_rate`: clips a second that all machines together can read (None: enough).
+    (the update of weights), `shared_seconds` what ranks divide among them (its part that zero1 and
+    fsdp divide), `least_seconds` what a step's operations take to start, however few clips it has.
+    `parts`: micro-batches of a step; `exchanges`: what travels besides the gradients of the last
+    one. `loader_rate`: clips a second that a machine's loader delivers (None: enough).
+    `storage_rate`: clips a second that all machines together can read (None: enough).
     """
 
     clips: int
@@ -43,20 +74,35 @@ class Job:
     loader_rate: float | None = None
     storage_rate: float | None = None
     least_seconds: float = 0.0
+    shared_seconds: float = 0.0
+    parts: int = 1
+    exchanges: tuple[Exchange, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.clips < 1 or self.clip_seconds <= 0 or self.bucket_bytes <= 0:
+        if min(self.clips, self.parts) < 1 or self.clip_seconds <= 0 or self.bucket_bytes <= 0:
             raise ConfigError(
                 f"a step of {self.clips} clips of {self.clip_seconds} s, in buckets of "
                 f"{self.bucket_bytes} bytes: each must be positive"
             )
 
+    def with_clips(self, clips: int) -> Job:
+        """The same rank with so many clips, in micro-batches no larger than now.
+
+        Fewer micro-batches have more of the step in the last one.
+        """
+        parts = max(1, ceil(clips * self.parts / self.clips))
+        more = self.parts / parts
+        return replace(
+            self, clips=clips, parts=parts, backward=self.backward * more,
+            exchanges=tuple(replace(e, beside=e.beside * more) for e in self.exchanges),
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Point:
     """A step of `ranks`, in seconds: `compute` of one rank, what it waits longer for the loader
-    (`loader`), for the slowest rank (`straggler`) and for gradients (`exposed`, of the `reduce`
-    that they take in all, by `way`).
+    (`loader`), for the slowest rank (`straggler`) and for gradients and weights on their way
+    (`exposed`, of the `reduce` that they take in all, gradients by `way`).
 
     `efficiency`: clips a second of each rank, against a rank alone.
     """
@@ -87,6 +133,7 @@ def predict_step(job: Job, network: Network, jitter: Jitter, ranks: int) -> Poin
 
 def _step(job: Job, network: Network, jitter: Jitter, ranks: int) -> Point:
     compute = max(job.clips * job.clip_seconds, job.least_seconds) + job.fixed_seconds
+    compute += job.shared_seconds / ranks
     clips = job.clips * ranks
     loading = 0.0
     if job.loader_rate is not None:
@@ -95,14 +142,20 @@ def _step(job: Job, network: Network, jitter: Jitter, ranks: int) -> Point:
         loading = max(loading, clips / job.storage_rate)
     pace = max(compute, loading)
     straggler = pace * (jitter.slowest(ranks) - 1)
+    gradients = Exchange("step", 1, job.backward, job.gradient_bytes)
+    exposed = reduce = 0.0
+    for exchange in (gradients, *job.exchanges):
+        buckets = max(1, ceil(exchange.size / job.bucket_bytes))
+        each = exchange.share * all_reduce(ranks, exchange.size / buckets, network)[0]
+        times = exchange.count(job.parts)
+        exposed += times * exposed_seconds(exchange.beside * compute, buckets, each)
+        reduce += times * buckets * each
     buckets = max(1, ceil(job.gradient_bytes / job.bucket_bytes))
-    seconds, way = all_reduce(ranks, job.gradient_bytes / buckets, network)
-    exposed = exposed_seconds(job.backward * compute, buckets, seconds)
+    way = all_reduce(ranks, job.gradient_bytes / buckets, network)[1]
     step = pace + straggler + exposed
     return Point(
-        ranks, clips, compute, pace - compute, straggler, exposed, buckets * seconds, way,
-        clips / step, 1.0,
-    )  # fmt: skip
+        ranks, clips, compute, pace - compute, straggler, exposed, reduce, way, clips / step, 1.0
+    )
 
 
 def same_batch_per_gpu(
@@ -119,12 +172,12 @@ def same_global_batch(
 
     Efficiency is against one rank that does the whole batch.
     """
-    alone = _step(replace(job, clips=batch), network, jitter, 1)
+    alone = _step(job.with_clips(batch), network, jitter, 1)
     points = []
     for ranks in counts:
         if batch % ranks:
             continue
-        point = _step(replace(job, clips=batch // ranks), network, jitter, ranks)
+        point = _step(job.with_clips(batch // ranks), network, jitter, ranks)
         points.append(replace(point, efficiency=point.rate / ranks / alone.rate))
     return points
 

@@ -13,6 +13,7 @@ from matinee.measure.plan.scaling import (
     same_batch_per_gpu,
     same_global_batch,
 )
+from matinee.measure.plan.step_time import forwards_of
 from matinee.measure.plan.whole import Plan, sensitivity, waiting
 from matinee.measure.result import Part, Result, Table
 
@@ -80,11 +81,12 @@ def _step(plan: Plan) -> Part:
         ("pixels", done.pixels, "I420 to normalised floats"),
         ("idle", done.idle, f"loops keep devices at {take.busy:g} of that pace (--assume.busy)"),
         ("update", done.update, f"{work.parameters / 1e6:,.1f} M weights, "
-         f"{plan.wish.config.optim.name}"),
+         f"{plan.wish.config.optim.name}"
+         + (f", shared by {point.ranks:,} ranks" if done.shared and point.ranks > 1 else "")),
         ("waiting for the loader", point.loader, _who_waits(plan)),
         ("the slowest rank", point.straggler, f"of {point.ranks:,}: {plan.wish.spread()}"),
-        ("gradients", point.exposed, f"left of {_ms(point.reduce)} beside the backward pass "
-         f"({point.way})"),
+        ("gradients" if plan.batch.strategy == "ddp" else "gradients, weights", point.exposed,
+         f"left of {_ms(point.reduce)} beside passes ({point.way})"),
     ]  # fmt: skip
     table = [[name, _ms(value), why] for name, value, why in rows]
     table.append(["step", _ms(point.step), f"{point.clips:,} clips, {point.rate:,.0f} a second"])
@@ -205,6 +207,11 @@ def _scaling_part(plan: Plan, per_gpu: list[Point], shared: list[Point]) -> Part
                 [p.efficiency for p in shared])],
         x_log=True, x_ticks=ticks,
     )  # fmt: skip
+    anew = ""
+    if forwards_of(plan.wish.config, plan.batch.parts) > 1:
+        anew = (
+            " Each is embedded twice, also where one holds all clips of a GPU, which need it once."
+        )
     chosen = [p for p in per_gpu if p.ranks in (1, 8, 64, 512, 4096, MOST)]
     stacks = Stacks(
         "What a step is made of as GPUs are added, in milliseconds.",
@@ -217,9 +224,10 @@ def _scaling_part(plan: Plan, per_gpu: list[Point], shared: list[Point]) -> Part
         "scaling", "More GPUs",
         f"Machines of {plan.wish.fleet.per_node}; the all-reduce takes the shortest way. Large "
         "batches may train worse: this is about speed alone. Seconds: of a step, and of it waiting "
-        "for the loader, for the slowest rank and for gradients left after the backward pass.",
+        "for the loader, for the slowest rank and for gradients (and weights) left beside passes.",
         [Table(names, rows(per_gpu), f"The same {clips} clips on each GPU"),
-         Table(names, rows(shared), f"The same {shared[0].clips:,} clips in all")],
+         Table(names, rows(shared), f"The same {shared[0].clips:,} clips in all",
+               f"In micro-batches of at most {plan.batch.micro_batch} clips.{anew}")],
         {"speed": speed, "efficiency": efficiency, "parts": stacks},
     )  # fmt: skip
 

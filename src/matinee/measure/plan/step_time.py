@@ -36,8 +36,9 @@ class Computation:
     """Seconds of a device for a step of one rank: what its micro-batches and its update take.
 
     `start`: what the host needs longer to start operations than the device to do them. `idle`: what
-    training loops lose beyond all that. `backward`: of the last micro-batch's backward pass, which
-    gradients travel beside.
+    training loops lose beyond all that. `shared`: what of the update ranks divide (zero1, fsdp), if
+    one did it all; `update` has the rank's share of it. `forward` and `backward`: of one
+    micro-batch's passes, which weights and gradients travel beside.
     """
 
     products: float
@@ -47,6 +48,8 @@ class Computation:
     pixels: float
     idle: float
     update: float
+    shared: float
+    forward: float
     backward: float
 
     @property
@@ -64,17 +67,23 @@ class Computation:
         return self.batches + self.update
 
 
-def compute_seconds(
-    work: Work, config: TrainConfig, card: Card, precision: Precision, take: Assumptions, parts: int
-) -> Computation:
-    """A step of `parts` micro-batches; see Note [Roofline].
+def forwards_of(config: TrainConfig, parts: int) -> int:
+    """Forward passes of each of `parts` micro-batches: a feature cache (contrastive, several
+    parts) makes every part's twice.
+    """
+    return 2 if isinstance(config.task, ContrastiveConfig) and parts > 1 else 1
 
-    With a feature cache (contrastive, several parts) every part's forward pass is done twice.
+
+def compute_seconds(
+    work: Work, config: TrainConfig, card: Card, precision: Precision, take: Assumptions,
+    parts: int, world: int = 1,
+) -> Computation:  # fmt: skip
+    """A step of `parts` micro-batches on one of `world` ranks; see Note [Roofline].
 
     Raises:
         ConfigError: the card has no units for the precision.
     """
-    forwards = 2 if isinstance(config.task, ContrastiveConfig) and parts > 1 else 1
+    forwards = forwards_of(config, parts)
     kinds = {"product": 0.0, "attention": 0.0, "other": 0.0}
     spans = []
     for times, operations in ((forwards, work.forward), (1, work.backward)):
@@ -89,9 +98,11 @@ def compute_seconds(
     clip = config.clip
     pixels = parts * work.clips * clip.frames * clip.size**2 * PIXEL_BYTES / rate
     slack = 1 / take.busy
+    each, shared = (traffic / rate for traffic in update_bytes(work, config))
     return Computation(
         kinds["product"], kinds["attention"], kinds["other"], whole - device, pixels,
-        (slack - 1) * (whole + pixels), update_bytes(work, config) / rate, slack * spans[-1][1],
+        (slack - 1) * (whole + pixels), each + shared / world, shared,
+        slack * spans[0][1], slack * spans[1][1],
     )  # fmt: skip
 
 
@@ -114,10 +125,17 @@ def _by_kind(
     return seconds
 
 
-def update_bytes(work: Work, config: TrainConfig) -> float:
-    """Traffic of an update of all weights, with clipping and the moving average."""
-    optim = config.optim
-    each = UPDATE_BYTES[optim.name]
-    each += CLIP_BYTES * (optim.clip_norm is not None or optim.clip_value is not None)
-    each += EMA_BYTES * (optim.ema is not None)
-    return float(work.parameters * each)
+def update_bytes(work: Work, config: TrainConfig) -> tuple[float, float]:
+    """Traffic of an update of all weights, with clipping and the moving average: what each rank
+    does of all weights, and what ranks divide among them.
+
+    zero1 divides the optimizer's part, fsdp all of it.
+    """
+    optim, strategy = config.optim, config.parallel.strategy
+    beside = CLIP_BYTES * (optim.clip_norm is not None or optim.clip_value is not None)
+    beside += EMA_BYTES * (optim.ema is not None)
+    whole = UPDATE_BYTES[optim.name]
+    each, shared = {
+        "ddp": (whole + beside, 0), "zero1": (beside, whole), "fsdp": (0, whole + beside),
+    }[strategy]  # fmt: skip
+    return float(work.parameters * each), float(work.parameters * shared)

@@ -13,8 +13,8 @@ from matinee.measure.plan.cards import Fleet
 from matinee.measure.plan.collective import Link, Network
 from matinee.measure.plan.data_side import DataNeeds, Footage, data_needs
 from matinee.measure.plan.jitter import Jitter, Tailed
-from matinee.measure.plan.scaling import Job, Point, predict_step
-from matinee.measure.plan.step_time import Computation, compute_seconds
+from matinee.measure.plan.scaling import Exchange, Job, Point, predict_step
+from matinee.measure.plan.step_time import Computation, compute_seconds, forwards_of
 from matinee.measure.plan.work import Work, count_work
 from matinee.training.config import TrainConfig
 from matinee.training.precision import Precision
@@ -25,9 +25,6 @@ Binding = Literal["compute", "loader", "storage", "copies to the device", "commu
                   "stragglers"]  # fmt: skip
 COMPRESSED = {"none": 1.0, "bf16": 0.5, "fp16": 0.5, "powersgd": 1.0}
 """Bytes of gradients by hook; PowerSGD's depend on shapes and are counted as without it."""
-MOVED = {"ddp": 1.0, "zero1": 1.5, "fsdp": 1.5}
-"""In all-reduces of the gradients: an all-reduce is a reduce-scatter and an all-gather; zero1 also
-gathers weights, fsdp gathers them twice and scatters once (arXiv 1910.02054, §7)."""
 
 
 @dataclass(frozen=True)
@@ -177,14 +174,12 @@ def plan_run(wish: Wish, *, on_step: Callable[[int, int, str], None] | None = No
         told(1 + number, total, f"operations of {stage.frames} × {stage.size}²")
         steps = (stage.until - start) * timeline.steps(start)
         start = stage.until
-        planned.append(_plan_stage(wish, batch, needs, stage, steps))
+        planned.append(_plan_stage(wish, batch, stage, steps))
     told(total, total, "done")
     return Plan(wish, batch, needs, tuple(planned))
 
 
-def _plan_stage(
-    wish: Wish, batch: BatchPlan, needs: DataNeeds, stage: Stage, steps: int
-) -> StagePlan:
+def _plan_stage(wish: Wish, batch: BatchPlan, stage: Stage, steps: int) -> StagePlan:
     fleet, take = wish.fleet, wish.take
     ranks, parts = fleet.count, batch.parts
     micro, left = divmod(stage.batch_size, parts * ranks)
@@ -200,21 +195,53 @@ def _plan_stage(
         parallel=replace(wish.config.parallel, strategy=batch.strategy),
     )
     work = count_work(config, micro_batch=micro, precision=wish.precision, classes=wish.classes)
-    computation = compute_seconds(work, config, fleet.card, wish.precision, take, parts)
+    computation = compute_seconds(work, config, fleet.card, wish.precision, take, parts, ranks)
     clips = micro * parts
-    rates = [_copied(wish, data_needs(config, wish.footage)) * min(ranks, fleet.per_node)]
+    needs = data_needs(config, wish.footage)  # of the stage's clips: shorter ones need less
+    rates = [_copied(wish, needs) * min(ranks, fleet.per_node)]
     if wish.cores is not None:
         rates.append(needs.clips_per_second(wish.cores, take.read_ahead))
-    share = COMPRESSED[config.parallel.hook] * MOVED[config.parallel.strategy]
+    sent, exchanges = exchanged(config, work, computation, wish.precision, parts)
     job = Job(
-        clips, computation.batches / clips, computation.update,
-        computation.backward / computation.total, work.gradient_bytes * share,
-        config.parallel.bucket_mb * 2**20 * share, min(rates),
+        clips, computation.batches / clips, computation.update - computation.shared / ranks,
+        computation.backward / computation.total, work.gradient_bytes * sent,
+        config.parallel.bucket_mb * 2**20 * sent, min(rates),
         None if wish.disk_rate is None else wish.disk_rate / needs.bytes_per_clip,
-        work.kernels() * take.kernel_us * 1e-6,
+        work.kernels() * take.kernel_us * 1e-6, computation.shared, parts, exchanges,
     )  # fmt: skip
     point = predict_step(job, wish.network(), wish.spread(), ranks)
     return StagePlan(stage, steps, work, computation, job, point)
+
+
+def exchanged(
+    config: TrainConfig, work: Work, done: Computation, precision: Precision, parts: int
+) -> tuple[float, tuple[Exchange, ...]]:
+    """All-reduces of the float32 gradients that travel beside the last backward pass, and what else
+    travels. See Note [What else travels].
+
+    An all-reduce is a scatter and a gather. fsdp scatters float32 gradients and gathers weights for
+    each pass, in bfloat16 if that is computed in; zero1 gathers float32 weights after the update.
+    Source: ZeRO, arXiv 1910.02054, §7.
+    """
+    parallel, whole = config.parallel, float(work.gradient_bytes)
+    forward, backward = done.forward / done.total, done.backward / done.total
+    if parallel.strategy == "fsdp":
+        width = 0.5 if precision == "bf16" else 1.0
+        gathered = whole * width
+        sent = 0.5 + 0.5 * width
+        earlier = (
+            Exchange("before the last", 1, backward, gathered, 0.5) if parallel.no_sync
+            else Exchange("before the last", 1, backward, whole * sent)
+        )  # fmt: skip
+        passes = forwards_of(config, parts)
+        return sent, (Exchange("each", passes, forward, gathered, 0.5), earlier)
+    sent = COMPRESSED[parallel.hook]
+    more: list[Exchange] = []
+    if not parallel.no_sync:
+        more.append(Exchange("before the last", 1, backward, whole * sent))
+    if parallel.strategy == "zero1":
+        more.append(Exchange("step", 1, 0.0, whole, 0.5))
+    return sent, tuple(more)
 
 
 def _copied(wish: Wish, needs: DataNeeds) -> float:
@@ -257,8 +284,8 @@ def variations(wish: Wish, by: float) -> list[tuple[str, Wish, Wish]]:
             if f.name.endswith("efficiency") or f.name in ("busy", "read_ahead")
             else value * (1 + by)
         )
-        pair = [max(value * (1 - by), 1.0) if f.name == "slowest" else value * (1 - by),
-                min(value * (1 + by), most)]  # fmt: skip
+        least = {"slowest": 1.0, "slowest_of": 2.0}.get(f.name, 0.0)  # as Assumptions has them
+        pair = [max(value * (1 - by), least), min(value * (1 + by), most)]
         low, high = (replace(wish, take=replace(wish.take, **{f.name: x})) for x in pair)
         found.append((f.name, low, high))
     card = wish.fleet.card

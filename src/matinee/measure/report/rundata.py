@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from matinee.errors import ConfigError
 from matinee.measure.report.metrics import HEADLINES
+from matinee.tasks.classification import ClassificationTask
+from matinee.tasks.contrastive import ContrastiveTask
+from matinee.tasks.masked import MaskedTask
 from matinee.training.config import TrainConfig
 from matinee.training.state.runfolder import RunFolder
 
@@ -28,6 +31,14 @@ SPANS = ("data_wait", "h2d", "forward", "backward", "comm", "optimizer", "valida
 _IN_WINDOW = frozenset(SPANS) - {"validate", "save"}
 _MOST_POINTS = 400
 _NO_METRICS = frozenset(("step", "epoch", "samples", "skipped"))
+_PREDICTIONS: dict[str, dict[str, type | tuple[type, ...]]] = {
+    ClassificationTask.kind: {
+        "sample": str, "index": int, "label": str, "predicted": str, "probability": (int, float),
+    },
+    ContrastiveTask.kind: {"sample": str, "index": int, "text": str, "rank": int, "nearest": str},
+    MaskedTask.kind: {},
+}  # fmt: skip
+"""What a row of an eval file holds that the page shows, by the run's kind of task."""
 
 
 @dataclass(frozen=True)
@@ -161,13 +172,30 @@ def _scores(
             skipped=int(row["skipped"]),
             classes=tuple(row.get("classes") or row.get("per_class", ())),
             confusion=None if matrix is None else np.array(matrix, dtype=np.int64),
-            predictions=tuple(row.get("predictions", ())),
+            predictions=_predictions(row.get("predictions", ()), config.task.kind),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{source} of {config.run.out} is damaged: {error!r}") from None
     if scores.confusion is not None and scores.confusion.shape != (len(scores.classes),) * 2:
         raise ConfigError(f"{source} of {config.run.out}: confusion does not fit its classes")
     return (is_own, int(row["step"]), temporal * spatial), scores
+
+
+def _predictions(rows: Sequence[Any], kind: str) -> tuple[dict[str, Any], ...]:
+    """The rows of an eval file.
+
+    Raises:
+        ValueError: a row without what the page shows of it.
+    """
+    for number, row in enumerate(rows):
+        for key, wanted in _PREDICTIONS[kind].items():
+            if not isinstance(row, dict) or not isinstance(row.get(key), wanted):
+                raise ValueError(f"prediction {number} has no {key!r}, or one of another type")
+    if kind == ContrastiveTask.kind:
+        lost = {row["nearest"] for row in rows} - {row["sample"] for row in rows}
+        if lost:
+            raise ValueError(f"{min(lost)!r} is nearest to a caption and no sample")
+    return tuple(rows)
 
 
 def _is_metric(key: str, value: object) -> bool:

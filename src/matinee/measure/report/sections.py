@@ -24,6 +24,7 @@ from matinee.measure.report.rundata import (
 from matinee.measure.report.times import SPAN_NAMES, span_order
 from matinee.tasks.config import ClassificationConfig
 from matinee.tasks.masked import MaskedTask
+from matinee.training.show.trackers import flat
 
 
 def summary(runs: Sequence[RunData]) -> str:
@@ -197,7 +198,7 @@ def differences(runs: Sequence[RunData]) -> str:
     """The settings, and the facts of the machine, that are not the same in all runs; "" for one."""
     if len(runs) == 1:
         return ""
-    settings = [_flat(run.config.to_dict()) for run in runs]
+    settings = [flat(run.config.to_dict()) for run in runs]
     for held in settings:
         del held["run.out"]  # each run has its own
     sections = list(runs[0].config.to_dict())
@@ -212,7 +213,7 @@ def differences(runs: Sequence[RunData]) -> str:
         if rows
         else page.note("All settings are the same.")
     )
-    machines = [_flat({k: v for k, v in run.environment.items() if k in _MACHINE}) for run in runs]
+    machines = [flat({k: v for k, v in run.environment.items() if k in _MACHINE}) for run in runs]
     others = _differing(machines, list(dict.fromkeys(chain(*machines))))
     if others:
         html += "<h3>Machines and versions that differ</h3>"
@@ -240,13 +241,3 @@ def configuration(runs: Sequence[RunData]) -> str:
         html += page.details(f"{run.name}: configuration", run.config.to_json())
         html += page.details(f"{run.name}: environment", environment)
     return html
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted names."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        flat |= (
-            _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-        )
-    return flat

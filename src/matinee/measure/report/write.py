@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matinee.errors import ConfigError
+from matinee.files import write_whole
 from matinee.measure.draw import page
 from matinee.measure.report import cards, classes, sections, times
 from matinee.measure.report.examples import Example, find_examples
@@ -69,7 +70,7 @@ def write_report(
     data = {"title": title, "runs": [_data(run) for run in found], **told}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.shell(title, html=html, data=plain(data)), encoding="utf-8")
+    write_whole(path, page.shell(title, html=html, data=plain(data)).encode())
     return path
 
 

@@ -106,7 +106,7 @@ def _summary(options: Options, data: dict[str, Any]) -> Part:
     rows = [
         (
             f"memory a clip, {options.memory_backbone}, {options.frames} frames: explicit "
-            "attention over SDPA and recomputed blocks", _times(published.MEMORY.ratio or 0), "6×",
+            "attention over SDPA and recomputed blocks", "", "6×",
             f"{memory['fp32']:.1f}× fp32, {memory['bf16']:.1f}× bf16", _met(memory["fp32"] >= 6),
         )
     ]  # fmt: skip
