@@ -96,15 +96,17 @@ def measure(case: Case) -> dict[str, int]:
     import open_clip  # noqa: F401  # its modules take 80 MB, which are no part of a step
     import torch
 
+    from matinee.measure.process import held_bytes, peak_bytes, reset_peak
+
     torch.set_num_threads(1)
     step(replace(case, recipe="resnet50_cifar", clips=2))()  # what libraries set up once
     gc.collect()
-    before = status("VmRSS")
+    cpu = torch.device("cpu")
+    before = held_bytes(cpu)
     run = step(case)
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
+    reset_peak(cpu)
     run()
-    peak = status("VmHWM") - before
+    peak = peak_bytes(cpu) - before
     gc.collect()
     return {"peak": peak, "saved": run(count=True)}
 
@@ -181,14 +183,6 @@ def step(case: Case) -> Any:
     return run
 
 
-def status(name: str) -> int:
-    """Bytes that the kernel counts for this process under a name."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    raise SystemExit(f"/proc/self/status has no {name}: this needs Linux")
-
-
 def in_fresh_process(number: int) -> dict[str, int]:
     """`measure` there; large blocks go back to the system at once, as the mark counts them."""
     command = [sys.executable, __file__, "--measure", str(number)]
@@ -205,6 +199,8 @@ def main() -> None:
     parser.add_argument("--only", help="cases whose name has this in it")
     parser.add_argument("--measure", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.json and args.only:
+        parser.error("--json holds all cases: leave --only out")
     every = (*CASES, *MORE)
     if args.measure is not None:
         print(json.dumps(measure(every[args.measure])))

@@ -25,6 +25,7 @@ from matinee.training.config import DataConfig, OptimConfig, RunConfig, TrainCon
 from matinee.training.parallel import wrap
 
 DELAY_S = 0.12
+COPY_DELAY_S = 0.3  # decoders, which share cores with training, may hold it up by less
 
 
 def small_config(pack, seed: int, *, size: int = 32, **data):
@@ -55,7 +56,7 @@ def slow_copy():
     begin = transfer._OnHost.begin
 
     def late(self, make):
-        time.sleep(DELAY_S)
+        time.sleep(COPY_DELAY_S)
         return begin(self, make)
 
     transfer._OnHost.begin = late

@@ -64,6 +64,16 @@ def test_what_is_frozen_gets_no_gradient(frozen):
     assert (x.grad is None, weight.grad is None) == (frozen == "features", frozen == "weight")
 
 
+def test_the_gradient_lies_in_memory_as_the_weight_does():
+    """Else DDP copies it into its bucket, with a warning."""
+    x = pictures(1, 2, 8, 2)
+    for strides in ((8, 1, 1, 1), (8, 1, 8, 8)):  # contiguous, channels last
+        weight = torch.randn(4, 8, 1, 1, dtype=x.dtype).as_strided((4, 8, 1, 1), strides)
+        weight.requires_grad_()
+        shifted_pointwise(x, weight, 2, 1).sum().backward()
+        assert weight.grad.stride() == weight.stride()
+
+
 def test_under_autocast_it_computes_in_its_number_format():
     x = pictures(1, 4, 64, 4, torch.float32)
     weight = torch.randn(32, 64, 1, 1)
@@ -82,6 +92,9 @@ def test_where_it_does_not_go_features_are_copied():
     assert can_read_shifted(point, x)
     assert not can_read_shifted(point, x.contiguous())
     assert not can_read_shifted(point, x.to("meta"))
+    hooked = nn.Conv2d(16, 8, 1, bias=False)
+    hooked.register_forward_pre_hook(lambda module, args: None)
+    assert not can_read_shifted(hooked, x)
     for other in (
         nn.Conv2d(16, 8, 3, padding=1, bias=False), nn.Conv2d(16, 8, 1),
         nn.Conv2d(16, 8, 1, stride=2, bias=False), nn.Conv2d(16, 8, 1, groups=2, bias=False),

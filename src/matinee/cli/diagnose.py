@@ -13,7 +13,7 @@ from rich.text import Text
 
 from matinee.cli.common import busy, counting, out, parse, write_json
 from matinee.cli.recipe import parse_recipe
-from matinee.cli.result import keep_result, show_result
+from matinee.cli.result import check_folder, keep_result, show_result
 from matinee.errors import ConfigError
 from matinee.measure import machine
 from matinee.measure.diagnose.diagnose import check_rounds, diagnose
@@ -105,6 +105,8 @@ def main(args: Sequence[str]) -> int:
         parts_of(command.config, command.gpus)
         program = ("-m", "matinee", "diagnose")
         return launch(list(args), processes=command.gpus, program=program)
+    if command.config.run.out:
+        check_folder(Path(command.config.run.out))
     with _progress(ranks.rank) as step:
         found = diagnose(
             command.config, rounds=command.rounds, steps=command.steps, tries=command.try_,

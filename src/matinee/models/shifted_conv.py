@@ -37,6 +37,8 @@ def can_read_shifted(conv: nn.Module, x: Tensor) -> bool:
         and conv.bias is None
         and x.device.type == "cpu"
         and x.is_contiguous(memory_format=torch.channels_last)
+        and not conv._forward_hooks
+        and not conv._forward_pre_hooks  # such as those of torch.nn.utils.prune
         and not torch.compiler.is_compiling()
     )
 
@@ -126,14 +128,14 @@ class _ShiftedProduct(torch.autograd.Function):
                     torch.mm(clip[move.counts], columns[:, move.columns], out=target)
             of_x = _pictures(of_x, x)
         if ctx.needs_input_grad[1]:
-            of_weight = torch.zeros_like(columns)
+            of_weight = torch.zeros_like(weight)  # with its strides, as DDP's buckets have them
+            target = of_weight.flatten(1)
             all_grads, all_rows = grads.flatten(0, 1), rows.flatten(0, 1)
-            torch.mm(all_grads.t(), all_rows[:, still], out=of_weight[:, still])
+            torch.mm(all_grads.t(), all_rows[:, still], out=target[:, still])
             for move in moves:
                 for clip, source in zip(grads, rows, strict=True):
                     part = source[move.reads, move.columns]
-                    of_weight[:, move.columns].addmm_(clip[move.counts].t(), part)
-            of_weight = of_weight.view_as(weight)
+                    target[:, move.columns].addmm_(clip[move.counts].t(), part)
         return of_x, of_weight, None, None, None
 
 
