@@ -13,6 +13,10 @@ import pytest
 from hypothesis import settings
 from numpy.typing import NDArray
 
+# Tensors of tests are small, and threads of torch's operations wait for each other actively: where
+# others want the cores too, tests would take a hundred times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Time belongs to benchmarks: on a busy machine an example may take long.
 settings.register_profile("matinee", deadline=None)
 settings.load_profile("matinee")
