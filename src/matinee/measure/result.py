@@ -51,6 +51,12 @@ class Result:
     data: Mapping[str, Any]
 
 
+def options_of(options: object) -> dict[str, str]:
+    """Options of a measurement for its JSON, but for where files lie: that is nobody else's."""
+    places = ("out", "keep", "videos")
+    return {name: str(value) for name, value in vars(options).items() if name not in places}
+
+
 def write_result(result: Result, folder: Path, *, packages: Sequence[str] = ("torch",)) -> Path:
     """Write NAME.json (numbers and the machine), a PNG and an SVG of each plot, and NAME.html.
 

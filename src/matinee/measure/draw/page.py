@@ -51,7 +51,7 @@ th, td { text-align: right; padding: 0.42rem 0 0.42rem 1.6rem; border-bottom: 1p
   white-space: nowrap; vertical-align: baseline; font-weight: 400; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
 thead th { font-weight: 600; border-bottom-color: var(--muted); vertical-align: bottom;
-  white-space: normal; overflow-wrap: anywhere; min-width: 5.5rem; }
+  white-space: normal; overflow-wrap: break-word; min-width: 5.5rem; }
 thead th:first-child { min-width: 0; }
 tbody th { color: var(--muted); white-space: normal; min-width: 6.5rem; }
 tr.group th, tr.group td { padding-top: 1.3rem; }

@@ -24,7 +24,7 @@ from matinee.measure.reproduce.avion.options import Options
 from matinee.measure.reproduce.avion.predicted import predicted_part
 from matinee.measure.reproduce.avion.reading import measure_chunks, measure_fusion
 from matinee.measure.reproduce.avion.steps import evaluation_plans, masked_work
-from matinee.measure.result import Part, Result, Table
+from matinee.measure.result import Part, Result, Table, options_of
 
 OnStep = Callable[[int, int, str], None]
 NEEDED = (
@@ -78,7 +78,7 @@ def reproduce(options: Options, *, on_step: OnStep) -> Result:
         "usually do, then whole steps. Absolute figures are this machine's; what should carry over "
         "are ratios.",
         [_summary(options, data), *parts],
-        {"options": {k: str(v) for k, v in vars(options).items()}, **data},
+        {"options": options_of(options), **data},
     )  # fmt: skip
 
 

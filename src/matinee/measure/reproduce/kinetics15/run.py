@@ -27,7 +27,7 @@ from matinee.measure.reproduce.kinetics15.speed import (
     measure_speed,
     speed_part,
 )
-from matinee.measure.result import Part, Result, Table
+from matinee.measure.result import Part, Result, Table, options_of
 
 OnStep = Callable[[int, int, str], None]
 # Of the whole time, in percent.
@@ -54,7 +54,7 @@ def reproduce(options: Options, *, on_step: OnStep) -> Result:
     accuracy, accuracy_data = accuracy_part(runs, scale)
     on_step(100, 100, "done")
     data = {
-        "options": {k: str(v) for k, v in vars(options).items()}, "networks": speed_data,
+        "options": options_of(options), "networks": speed_data,
         "ranks": ranks_data, "predicted": predicted_data, "accuracy": accuracy_data,
     }  # fmt: skip
     return Result(
