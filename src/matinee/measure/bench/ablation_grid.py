@@ -1,6 +1,6 @@
 """Running an ablation's grid: a process for each run, an epoch each in turn, finished runs kept.
 
-Two folders' worth of facts: `runs/CELL-seedN.json` holds a finished run with the settings it was
+`runs/CELL-seedN.json` holds a finished run with the settings it was
 made with. A run that is there with the same settings is not run again; one with other settings is
 refused, so that a table never mixes the two.
 
